@@ -1,0 +1,1 @@
+"""Decides and records the grades of a class. Never visible to a submission."""

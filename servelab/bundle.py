@@ -1,0 +1,50 @@
+"""``servelab release OUT.zip``: what an instructor hands to students, without solutions, tests and grading."""
+
+import argparse
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from servelab.build import build_unit
+from servelab.errors import CourseError
+from servelab.paths import ROOT, units
+
+FILES = ("course.py", "pyproject.toml", "requirements.lock", "environment.yml", "README.md", "LICENSE")
+FOLDERS = ("servelab", "notebooks", "data")
+LEFT_OUT = ("__pycache__", ".ipynb_checkpoints", ".DS_Store")
+STAMP = (2026, 1, 1, 0, 0, 0)  # a fixed date, so that the same course gives the same bytes
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("out", type=Path, metavar="OUT.zip")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the student bundle; refuses when what is built is stale."""
+    stale = [path for unit in units() for path in build_unit(unit, write=False)]
+    if stale:
+        raise CourseError("what is built is stale", where=str(stale[0]), mend="Run: servelab build")
+    if args.out.suffix != ".zip":
+        raise CourseError(f"{args.out.name!r} does not end in .zip", mend="Name the file to write, e.g. course.zip")
+    try:
+        with zipfile.ZipFile(args.out, "x", zipfile.ZIP_DEFLATED) as bundle:
+            for path in bundled_files():
+                info = zipfile.ZipInfo(f"servelab/{path.relative_to(ROOT).as_posix()}", STAMP)
+                info.external_attr = 0o644 << 16
+                info.compress_type = zipfile.ZIP_DEFLATED
+                bundle.writestr(info, path.read_bytes())
+    except FileExistsError:
+        raise CourseError("exists already", where=str(args.out), mend="Name another file or remove it first.") from None
+    except OSError as error:
+        raise CourseError(f"cannot be written: {error.strerror}", where=str(args.out)) from None
+    print(f"{args.out}: {len(units())} units, without solutions")
+    return 0
+
+
+def bundled_files() -> Iterator[Path]:
+    """Every file of the student bundle, in a stable order."""
+    yield from (ROOT / name for name in FILES)
+    for folder in FOLDERS:
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.is_file() and not any(part in LEFT_OUT for part in path.parts):
+                yield path

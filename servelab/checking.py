@@ -1,0 +1,202 @@
+"""``check``: the one function that a check cell calls.
+
+Self-paced, it drives the learner's objects through the public challenges, judges at once, shows the verdict and raises
+when a case failed. In a graded run (``$SERVELAB_CHALLENGES`` names a folder of secret challenges) it only records: the
+transcript leaves as the cell's output and is judged elsewhere. Run by a stock nbgrader, it also emits its score as the
+cell's result, which nbgrader takes as partial credit.
+"""
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from servelab import exercise as exercises
+from servelab import plain, verdicts
+from servelab.errors import CourseError
+from servelab.exercise import Exercise, Probe, Verdict
+from servelab.notebooks import points
+from servelab.paths import DATA, find_unit, work_dir
+
+TRANSCRIPT_MIME = "application/vnd.servelab.transcript+json"
+VERDICT_MIME = "application/vnd.servelab.verdict+json"
+MAX_SHOWN_OUTPUT = 2000
+
+
+class CheckFailed(AssertionError):
+    """A case failed; what and why is shown above. Carries no library traceback into the notebook."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"CheckFailed: {self}"]
+
+
+def check(name: str, *answers) -> None:
+    """Check the learner's objects against an exercise and show the verdict.
+
+    Parameters
+    ----------
+    name : str
+        The exercise, e.g. ``"paged_kv.block_allocator"``.
+    *answers
+        What the exercise asks for: a class, or one or more functions.
+
+    Raises
+    ------
+    CheckFailed
+        If a case failed, so that nbgrader's Validate button agrees with what is shown.
+    """
+    exercise = exercises.find(name)
+    if len(answers) != len(exercise.answers):
+        expected = ", ".join([f'"{name}"', *exercise.answers])
+        raise CourseError(f"this check takes {len(exercise.answers)} answers", where=name, mend=f"check({expected})")
+    secret = os.environ.get("SERVELAB_CHALLENGES")
+    if secret:
+        _record_for_the_grader(exercise, answers, Path(secret))
+        return
+    probes = public_probes(exercise)
+    with _captured() as printed:
+        recorded = [exercises.record(exercise, probe.challenge, answers) for probe in probes]
+    verdict = exercises.judge(exercise, probes, plain.loads(plain.dumps(recorded)))
+    unwritten = not verdict.passed and all(_not_written(outcome) for outcome in recorded)
+    _show(exercise, probes, verdict, printed(), unwritten)
+    _remember(exercise, verdict)
+    _emit_score(exercise, verdict)
+    if unwritten:
+        raise CheckFailed(f"{' and '.join(exercise.answers)}: not written yet")
+    if not verdict.passed:
+        failed = [case.spec.name for case in verdict.cases if not case.passed]
+        raise CheckFailed(f"{len(failed)} of {len(verdict.cases)} cases failed: {', '.join(failed)}")
+
+
+def public_probes(exercise: Exercise) -> list[Probe]:
+    """The exercise's public challenges with the reference's transcripts, from ``data/expected``."""
+    path = DATA / "expected" / exercise.unit / f"{exercise.name.partition('.')[2]}.json"
+    try:
+        text = path.read_text(encoding="utf-8")
+        return [Probe.from_plain(item) for item in json.loads(text)["probes"]]
+    except (OSError, ValueError, KeyError) as error:
+        problem = f"the public challenges cannot be read ({type(error).__name__})"
+        raise CourseError(problem, where=str(path), mend="Get this file again from the course.") from None
+
+
+def _record_for_the_grader(exercise: Exercise, answers: tuple, folder: Path) -> None:
+    challenges = json.loads((folder / f"{exercise.name}.json").read_text(encoding="utf-8"))
+    with _captured():
+        recorded = [exercises.record(exercise, challenge, answers) for challenge in challenges]
+    payload = {"exercise": exercise.name, "version": exercise.version, "recorded": plain.dumps(recorded)}
+    _display({TRANSCRIPT_MIME: payload, "text/plain": f"{exercise.name}: recorded"})
+
+
+def _not_written(outcome: dict) -> bool:
+    return outcome.get("raised", {}).get("type") == "NotImplementedError"
+
+
+def _show(exercise: Exercise, probes: list[Probe], verdict: Verdict, printed: str, unwritten: bool) -> None:
+    if unwritten:
+        text = (
+            f"{exercise.name}: {' and '.join(exercise.answers)} not written yet. Fill in the cell, run it, check again."
+        )
+        page = verdicts.paragraph(text)
+    else:
+        shown = verdicts.Shown(exercise, probes, verdict, printed[:MAX_SHOWN_OUTPUT])
+        text, page = verdicts.as_text(shown), verdicts.as_html(shown)
+    summary = {
+        "exercise": exercise.name,
+        "fraction": verdict.fraction,
+        "passed": verdict.passed,
+        "written": not unwritten,
+        "text": text,
+    }
+    _display({"text/html": page, "text/plain": text, VERDICT_MIME: summary})
+
+
+def _display(bundle: dict) -> None:
+    if _shell() is None:
+        print(bundle["text/plain"])
+        return
+    from IPython.display import display
+
+    display(bundle, raw=True)
+
+
+def _shell():
+    """The running IPython shell, or None (in a script, or where IPython is not installed)."""
+    module = sys.modules.get("IPython")
+    return module.get_ipython() if module else None
+
+
+def _emit_score(exercise: Exercise, verdict: Verdict) -> None:
+    """Under a stock nbgrader's autograde, leave the points as the cell's result; it reads them as partial credit."""
+    if os.environ.get("NBGRADER_EXECUTION") == "autograde" and _shell() is not None:
+        worth = points(find_unit(exercise.unit)).get(exercise.check_id, 0.0)
+        _shell().displayhook(verdict.score(worth))
+
+
+def _remember(exercise: Exercise, verdict: Verdict) -> None:
+    """Write the result down for `servelab progress`, when this runs on a learner's notebook in ``work/``."""
+    work = work_dir()
+    if work.resolve() not in Path.cwd().resolve().parents:
+        return
+    folder = work / ".servelab" / "progress"
+    result = {
+        "exercise": exercise.name,
+        "fraction": verdict.fraction,
+        "when": int(time.time()),
+        "source": _source(exercise),
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle, scratch = tempfile.mkstemp(dir=folder, suffix=".tmp")
+        with open(handle, "w", encoding="utf-8") as file:
+            json.dump(result, file)
+        os.replace(scratch, folder / f"{exercise.name}.json")
+    except OSError as error:
+        print(f"The result could not be kept for `progress`: {error}", file=sys.stderr)
+
+
+def source_hash(source: str) -> str:
+    """A short name for a cell's source, blind to white space at the ends of lines."""
+    text = "\n".join(line.rstrip() for line in source.strip().splitlines())
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _source(exercise: Exercise) -> str:
+    """The hash of the newest executed cell that defines the first answer; empty outside a notebook."""
+    cells = getattr(_shell(), "user_ns", {}).get("In", [])
+    defines = re.compile(rf"^(class|def) {re.escape(exercise.answers[0])}\b", re.MULTILINE)
+    return next((source_hash(cell) for cell in reversed(cells) if defines.search(cell)), "")
+
+
+@contextlib.contextmanager
+def _captured() -> Iterator:
+    """Hold back everything that is written to stdout and stderr, by Python and by C code below it.
+
+    Yields a function that returns the text so far. A warning or a log line must never cost a point, and nbgrader counts
+    anything on stderr as a failure.
+    """
+    text = io.StringIO()
+    saved, scratch = {}, tempfile.TemporaryFile()  # noqa: SIM115 - closed with the generator
+    sys.stdout.flush(), sys.stderr.flush()
+    for fd in (1, 2):
+        with contextlib.suppress(OSError):  # a process without that descriptor has nothing to capture there
+            saved[fd] = os.dup(fd)
+            os.dup2(scratch.fileno(), fd)
+
+    def printed() -> str:
+        scratch.seek(0)
+        return text.getvalue() + scratch.read(MAX_SHOWN_OUTPUT).decode(errors="replace")
+
+    try:
+        with contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
+            yield printed
+    finally:
+        for fd, copy in saved.items():
+            os.dup2(copy, fd)
+            os.close(copy)

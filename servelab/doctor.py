@@ -1,0 +1,123 @@
+"""``servelab doctor``: look at this machine and say what works, what does not, and how to mend it."""
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from servelab.errors import CourseError
+from servelab.paths import NOTEBOOKS, ROOT, units, work_dir
+
+NEEDED = ("torch", "numpy", "matplotlib", "ipywidgets", "jupyterlab", "nbgrader", "jupytext")
+ROOM = 1 << 30
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at. ``ok`` None means: not needed, but good to know."""
+
+    what: str
+    ok: bool | None
+    detail: str
+    mend: str = ""
+
+
+def machine() -> dict:
+    """What the course can use here: Python, cores, memory (GiB), torch and GPUs."""
+    import psutil
+    import torch
+
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return {
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "torch": torch.__version__,
+        "gpus": gpus,
+    }
+
+
+def examine() -> list[Finding]:
+    """Every finding, in the order in which a person would want to read them."""
+    looks: tuple[Callable[[], Finding], ...] = (_python, _packages, _torch, _built, _work, _disk, _sandbox)
+    return [look() for look in looks]
+
+
+def _python() -> Finding:
+    right = (3, 11) <= sys.version_info[:2] <= (3, 13)
+    return Finding(
+        "Python", right, f"{platform.python_version()} at {sys.executable}", "" if right else "Use 3.11 to 3.13."
+    )
+
+
+def _packages() -> Finding:
+    missing = []
+    for name in NEEDED:
+        try:
+            importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            missing.append(name)
+    detail = f"missing: {', '.join(missing)}" if missing else f"{len(NEEDED)} found"
+    return Finding("packages", not missing, detail, "Run: python3 course.py learn" if missing else "")
+
+
+def _torch() -> Finding:
+    try:
+        found = machine()
+    except Exception as error:  # a broken torch fails in many ways; all of them mean the same to the user
+        mend = "Remove .venv and run: python3 course.py learn"
+        return Finding("torch", False, f"cannot be imported: {type(error).__name__}: {error}", mend)
+    gpus = ", ".join(found["gpus"]) or "no CUDA GPU; the course runs on the CPU"
+    return Finding("torch", True, f"{found['torch']}; {gpus}; {found['cores']} cores, {found['memory_gib']} GiB")
+
+
+def _built() -> Finding:
+    missing = [unit.slug for unit in units() if not unit.release.exists()]
+    detail = f"missing in {NOTEBOOKS}: {', '.join(missing)}" if missing else f"{len(units())} units"
+    return Finding("notebooks", not missing, detail, "Run: servelab build" if missing else "")
+
+
+def _work() -> Finding:
+    folder = work_dir()
+    place = folder if folder.exists() else folder.parent
+    right = os.access(place, os.W_OK)
+    return Finding("work folder", right, str(folder), "" if right else f"{place} is not writable; set SERVELAB_WORK.")
+
+
+def _disk() -> Finding:
+    free = shutil.disk_usage(ROOT).free
+    mend = "" if free > ROOM else "Free at least 1 GiB, or notebooks cannot be saved."
+    return Finding("free disk", free > ROOM, f"{free / 2**30:.1f} GiB", mend)
+
+
+def _sandbox() -> Finding:
+    """Only instructors need it, so a missing one is no fault."""
+    try:
+        from autograder.sandbox import require_sandbox
+    except ModuleNotFoundError:
+        return Finding("grading sandbox", None, "not part of this copy of the course")
+    try:
+        require_sandbox()
+    except CourseError as error:
+        return Finding("grading sandbox", None, f"not here, needed only to grade a class: {error.problem}", error.mend)
+    return Finding("grading sandbox", True, "works")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the findings; exit code 1 if something that a learner needs is wrong."""
+    findings = examine()
+    if args.json:
+        print(json.dumps([vars(finding) for finding in findings], indent=1))
+    else:
+        for finding in findings:
+            mark = {True: "ok  ", False: "FAIL", None: "note"}[finding.ok]
+            print(f"{mark}  {finding.what}: {finding.detail}")
+            if finding.mend:
+                print(f"      {finding.mend}")
+    return 1 if any(finding.ok is False for finding in findings) else 0

@@ -1,0 +1,227 @@
+"""One exercise: challenge -> drive -> transcript -> judge -> verdict. Plain data in, plain data out.
+
+An exercise is a module ``servelab/exercises/<unit>/<exercise>.py`` with
+
+- ``ANSWERS``: the names of the learner's objects that the check cell passes, in order;
+- ``CASES``: the things a judge looks at, as `CaseSpec`;
+- ``challenges(rng) -> list``: what is asked, smallest first, as plain data;
+- ``drive(challenge, *answers) -> transcript``: use the learner's objects and write down what they did, as plain data;
+- ``judge(challenge, transcript, expected) -> list[Case]``: pure; names only the cases that this challenge tests;
+- optionally ``show(challenge) -> str``: the challenge as a learner should read it.
+"""
+
+import hashlib
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import cache
+from random import Random
+from types import ModuleType
+from typing import Any
+
+from servelab import plain
+from servelab.errors import CourseError
+
+PUBLIC_SEED = 2026
+
+
+@dataclass(frozen=True)
+class CaseSpec:
+    """A case as the exercise defines it: its name, the hint to open when it fails, and its share of the points."""
+
+    name: str
+    hint: int = 1
+    weight: int = 1
+
+
+@dataclass(frozen=True)
+class Case:
+    """A case as one judged challenge left it. ``message`` says what was expected, what came, and at which step."""
+
+    name: str
+    passed: bool
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A challenge with the reference's own transcript of it and the names of the cases that it tests."""
+
+    challenge: Any
+    expected: Any
+    cases: tuple[str, ...]
+
+    def as_plain(self) -> dict:
+        return {"challenge": self.challenge, "expected": self.expected, "cases": list(self.cases)}
+
+    @classmethod
+    def from_plain(cls, data: dict) -> "Probe":
+        return cls(data["challenge"], data["expected"], tuple(data["cases"]))
+
+
+@dataclass(frozen=True)
+class CaseVerdict:
+    """A case over all challenges: how many tested it, and the first (smallest) one that it failed on."""
+
+    spec: CaseSpec
+    covered: int
+    message: str = ""
+    failed_on: int | None = None
+
+    @property
+    def passed(self) -> bool:
+        return self.covered > 0 and self.failed_on is None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a judge decided about one answer."""
+
+    exercise: str
+    cases: tuple[CaseVerdict, ...]
+    note: str = ""  # why nothing could be judged, if so
+
+    @property
+    def passed(self) -> bool:
+        return all(case.passed for case in self.cases)
+
+    @property
+    def fraction(self) -> float:
+        """The share of the points earned, 0 to 1."""
+        total = sum(case.spec.weight for case in self.cases)
+        return sum(case.spec.weight for case in self.cases if case.passed) / total if total else 0.0
+
+    def score(self, points: float) -> float:
+        """Points out of ``points``, to two decimals; full points only when every case passed."""
+        return float(points) if self.passed else min(round(self.fraction * points, 2), points)
+
+    @property
+    def first_failure(self) -> CaseVerdict | None:
+        """The failed case with the smallest failing challenge."""
+        failed = [case for case in self.cases if not case.passed]
+        return min(failed, key=lambda case: (case.failed_on is None, case.failed_on), default=None)
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """An exercise, as the functions of its module."""
+
+    name: str
+    answers: tuple[str, ...]
+    cases: tuple[CaseSpec, ...]
+    challenges: Callable[[Random], list]
+    drive: Callable[..., Any]
+    judge: Callable[[Any, Any, Any], Iterable[Case]]
+    version: str
+    show: Callable[[Any], str] = field(default=plain.dumps)
+
+    @property
+    def unit(self) -> str:
+        return self.name.partition(".")[0]
+
+    @property
+    def grade_id(self) -> str:
+        """Of its solution cell; its check cell has ``-check`` behind it."""
+        return self.name.partition(".")[2].replace("_", "-")
+
+    @property
+    def check_id(self) -> str:
+        return f"{self.grade_id}-check"
+
+    def spec(self, name: str) -> CaseSpec:
+        return next(spec for spec in self.cases if spec.name == name)
+
+
+def from_module(module: ModuleType) -> Exercise:
+    """Read an exercise off its module."""
+    unit, name = module.__name__.split(".")[-2:]
+    source = inspect.getsource(module).encode()
+    return Exercise(
+        name=f"{unit}.{name}",
+        answers=module.ANSWERS,
+        cases=module.CASES,
+        challenges=module.challenges,
+        drive=module.drive,
+        judge=module.judge,
+        version=hashlib.sha256(source).hexdigest()[:12],
+        show=getattr(module, "show", plain.dumps),
+    )
+
+
+@cache
+def find(name: str) -> Exercise:
+    """The exercise called ``unit.exercise``, e.g. ``paged_kv.block_allocator``."""
+    unit, _, exercise = name.partition(".")
+    if not (unit.isidentifier() and exercise.isidentifier()):
+        raise CourseError(f"{name!r} is not the name of an exercise", mend="Names look like paged_kv.block_allocator.")
+    target = f"servelab.exercises.{unit}.{exercise}"
+    try:
+        return from_module(importlib.import_module(target))
+    except ModuleNotFoundError as error:
+        if error.name not in (target, f"servelab.exercises.{unit}"):
+            raise
+        raise CourseError(f"there is no exercise {name!r}", mend="Restore the check cell: servelab restore.") from None
+
+
+def names(unit: str) -> list[str]:
+    """The names of a unit's exercises: the modules of its package that do not start with an underscore."""
+    package = importlib.import_module(f"servelab.exercises.{unit}")
+    return sorted(f"{unit}.{m.name}" for m in pkgutil.iter_modules(package.__path__) if not m.name.startswith("_"))
+
+
+def record(exercise: Exercise, challenge: Any, answers: tuple) -> dict:
+    """Drive an answer through one challenge. Whatever escapes the driver is the outcome ``raised``."""
+    try:
+        return {"transcript": exercise.drive(challenge, *answers)}
+    except Exception as error:
+        return {"raised": {"type": type(error).__name__, "message": str(error)[:300]}}
+
+
+def make_probes(exercise: Exercise, rng: Random, reference: tuple) -> list[Probe]:
+    """Challenges with the reference's transcripts. Raises `AssertionError` if the reference fails its own judge."""
+    probes = []
+    for challenge in exercise.challenges(rng):
+        challenge = plain.loads(plain.dumps(challenge))  # exactly what a submission will be given
+        recorded = plain.loads(plain.dumps(record(exercise, challenge, reference)))
+        assert "transcript" in recorded, f"{exercise.name}: the reference raised {recorded['raised']} on {challenge}"
+        expected = recorded["transcript"]
+        cases = list(exercise.judge(challenge, expected, expected))
+        failed = [case for case in cases if not case.passed]
+        assert not failed, f"{exercise.name}: the reference fails its own judge: {failed[0]}"
+        probes.append(Probe(challenge, expected, tuple(case.name for case in cases)))
+    return probes
+
+
+def judge(exercise: Exercise, probes: list[Probe], recorded: Any) -> Verdict:
+    """Judge the recorded outcomes of all probes, in order. Whatever is missing or malformed fails; nothing raises."""
+    outcomes = recorded if isinstance(recorded, list) and len(recorded) == len(probes) else [None] * len(probes)
+    covered = dict.fromkeys((spec.name for spec in exercise.cases), 0)
+    failures: dict[str, tuple[int, str]] = {}
+    for index, (probe, outcome) in enumerate(zip(probes, outcomes, strict=True)):
+        found = {case.name: case for case in _judge_one(exercise, probe, outcome)}
+        for name in probe.cases:
+            covered[name] += 1
+            case = found.get(name) or Case(name, False, "the run ended before this could be judged")
+            if not case.passed:
+                failures.setdefault(name, (index, case.message))
+    none: tuple[int | None, str] = (None, "")
+    cases = []
+    for spec in exercise.cases:
+        index, message = failures.get(spec.name, none)
+        cases.append(CaseVerdict(spec, covered[spec.name], message, index))
+    return Verdict(exercise.name, tuple(cases))
+
+
+def _judge_one(exercise: Exercise, probe: Probe, outcome: Any) -> list[Case]:
+    if not isinstance(outcome, dict) or outcome.keys() not in ({"transcript"}, {"raised"}):
+        return [Case(name, False, "nothing was recorded") for name in probe.cases]
+    if "raised" in outcome:
+        raised = outcome["raised"] if isinstance(outcome["raised"], dict) else {}
+        text = f"your code raised {raised.get('type')}: {raised.get('message')}"
+        return [Case(name, False, text) for name in probe.cases]
+    try:
+        return list(exercise.judge(probe.challenge, outcome["transcript"], probe.expected))
+    except Exception as error:  # a judge meets a transcript of a shape that no driver writes
+        return [Case(name, False, f"the record cannot be read ({type(error).__name__})") for name in probe.cases]

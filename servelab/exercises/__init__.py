@@ -1,0 +1,1 @@
+"""The exercises of every unit: challenges, drivers and judges. See `servelab.exercise`."""

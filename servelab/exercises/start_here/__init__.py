@@ -1,0 +1,1 @@
+"""Unit 00, start here."""

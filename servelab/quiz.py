@@ -1,0 +1,36 @@
+"""Judged reflection questions: a dictionary of answers, one case for each question."""
+
+from servelab.exercise import Case, CaseSpec
+from servelab.plain import close, plain
+
+RELATIVE = 0.005  # a number may be rounded to three digits
+
+
+class Quiz:
+    """The functions of an exercise whose answer is ``{question: number or letter}``.
+
+    The reference's own dictionary says what is right; ``nudges`` say, for each question, what to think about when an
+    answer is wrong, without giving it away.
+    """
+
+    def __init__(self, nudges: dict[str, str]):
+        self.nudges = nudges
+        self.cases = tuple(CaseSpec(name, hint=1) for name in nudges)
+
+    def challenges(self, rng) -> list[str]:
+        return list(self.nudges)
+
+    def drive(self, question: str, answers) -> object:
+        if isinstance(answers, dict) and not any(answers.get(key) is not None for key in self.nudges):
+            raise NotImplementedError("no answer given yet")
+        given = plain(answers[question]) if isinstance(answers, dict) and question in answers else None
+        return given.strip().lower() if isinstance(given, str) else given
+
+    def judge(self, question: str, given, expected) -> list[Case]:
+        if close(given, expected, rtol=RELATIVE):
+            return [Case(question, True)]
+        got = "no answer" if given is None else f"{given!r} is not it"
+        return [Case(question, False, f"{got}. {self.nudges[question]}")]
+
+    def show(self, question: str) -> str:
+        return f"answers[{question!r}]"

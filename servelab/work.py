@@ -1,0 +1,279 @@
+"""The learner's folder: copy the units to ``work/``, upgrade them with answers kept, repair them, run their checks."""
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import nbformat
+
+from servelab.build import notebook_text
+from servelab.checking import VERDICT_MIME, source_hash
+from servelab.errors import CourseError
+from servelab.exercise import find
+from servelab.notebooks import grade_id, is_check, is_solution, points
+from servelab.paths import Unit, find_unit, units, work_dir
+from servelab.repair import read_notebook, repair
+
+CELL_TIMEOUT = 300  # seconds; an explore cell on a slow laptop takes a few
+
+
+def _state() -> Path:
+    return work_dir() / ".servelab"
+
+
+def _base(unit: Unit) -> Path:
+    """The release that the learner's copy was made from."""
+    return _state() / "base" / f"{unit.slug}.ipynb"
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file as a whole or not at all."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch = path.with_suffix(".tmp")
+        scratch.write_text(text, encoding="utf-8", newline="\n")
+        os.replace(scratch, path)
+    except OSError as error:
+        raise CourseError(
+            f"cannot be written: {error.strerror}", where=str(path), mend="Free space or mend its permissions."
+        ) from None
+
+
+def _back_up(unit: Unit) -> Path:
+    """Copy the learner's notebook aside; nothing is replaced without this."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    folder = _state() / "backups"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        candidates = (folder / f"{unit.slug}-{stamp}{f'-{n}' * (n > 0)}.ipynb" for n in range(1000))
+        target = next(path for path in candidates if not path.exists())
+        shutil.copyfile(unit.work, target)
+    except OSError as error:
+        raise CourseError(
+            f"cannot be backed up, so nothing was changed: {error.strerror}", where=str(unit.work)
+        ) from None
+    return target
+
+
+def released(unit: Unit) -> nbformat.NotebookNode:
+    """The unit's built notebook."""
+    if not unit.release.exists():
+        raise CourseError("this unit is not built", where=str(unit.release), mend="Run: servelab build")
+    return nbformat.read(unit.release, as_version=4)
+
+
+def bring_up_to_date() -> list[str]:
+    """Copy every unit that is not in ``work/`` yet and merge newer releases into the others; say what was done."""
+    done = []
+    for unit in units():
+        if not unit.release.exists():
+            continue
+        text = unit.release.read_text(encoding="utf-8")
+        base = _base(unit).read_text(encoding="utf-8") if _base(unit).exists() else None
+        if not unit.work.exists():
+            _write(unit.work, text)
+            done.append(f"new: {unit.slug}")
+        elif base != text:
+            done.append(f"upgraded: {unit.slug}, answers kept (the old one is {_merge(unit, base).name})")
+        else:
+            continue
+        _write(_base(unit), text)
+    return done
+
+
+def _merge(unit: Unit, base: str | None) -> Path:
+    backup = _back_up(unit)
+    before = nbformat.reads(base, as_version=4) if base else None
+    merged, _ = repair(released(unit), read_notebook(unit.work)[0], base=before)
+    _write(unit.work, notebook_text(merged))
+    return backup
+
+
+def restore(unit: Unit) -> list[str]:
+    """Repair the learner's notebook, answers kept; returns what was done, the backup's place last."""
+    if not unit.work.exists():
+        _write(unit.work, unit.release.read_text(encoding="utf-8"))
+        _write(_base(unit), unit.release.read_text(encoding="utf-8"))
+        return [f"{unit.work} was missing: a new copy is there"]
+    backup = _back_up(unit)
+    base = nbformat.read(_base(unit), as_version=4) if _base(unit).exists() else None
+    try:
+        submitted, notes = read_notebook(unit.work)
+    except CourseError as error:
+        submitted, notes = nbformat.v4.new_notebook(), [f"nothing could be read in it ({error.problem})"]
+    repaired, more = repair(released(unit), submitted, base=base)
+    _write(unit.work, notebook_text(repaired))
+    _write(_base(unit), unit.release.read_text(encoding="utf-8"))
+    return [*notes, *more, f"the notebook as it was: {backup}"]
+
+
+@dataclass(frozen=True)
+class Result:
+    """Where one exercise stands: ``fraction`` of its points, and whether its cell was edited since it was checked."""
+
+    exercise: str
+    points: float
+    fraction: float | None = None
+    edited_since: bool = False
+
+    @property
+    def earned(self) -> float:
+        return round((self.fraction or 0.0) * self.points, 2)
+
+
+def progress(unit: Unit) -> list[Result]:
+    """Where each judged exercise of the unit stands, in the notebook's order, from the results that checks left."""
+    sources = {}
+    if unit.work.exists():
+        sources = {grade_id(cell): cell.source for cell in read_notebook(unit.work)[0].cells if is_solution(cell)}
+    results = []
+    for name, value in points(unit).items():
+        if not name.endswith("-check"):
+            continue
+        exercise = find(f"{unit.name}.{name.removesuffix('-check').replace('-', '_')}")
+        kept = _kept_result(exercise.name)
+        now = source_hash(sources.get(exercise.grade_id, ""))
+        edited = bool(kept.get("source")) and kept["source"] != now
+        results.append(Result(exercise.name, value, kept.get("fraction"), edited))
+    return results
+
+
+def _kept_result(name: str) -> dict:
+    try:
+        kept = json.loads((_state() / "progress" / f"{name}.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return kept if isinstance(kept, dict) and isinstance(kept.get("fraction"), (int, float)) else {}
+
+
+def run_checks(unit: Unit) -> list[dict]:
+    """Run the learner's notebook in a kernel and return what its check cells showed, in order.
+
+    Returns
+    -------
+    list of dict
+        ``{"cell", "exercise", "passed", "text"}``; a check cell that showed no verdict has ``exercise`` None and the
+        error's text.
+    """
+    from nbclient import NotebookClient
+    from nbclient.exceptions import CellTimeoutError, DeadKernelError
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    if not unit.work.exists():
+        raise CourseError("there is no such notebook yet", where=str(unit.work), mend="Run: python3 course.py learn")
+    notebook, _ = read_notebook(unit.work)
+    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(f"running {unit.slug}", total=len(notebook.cells))
+        client = NotebookClient(
+            notebook,
+            timeout=CELL_TIMEOUT,
+            allow_errors=True,
+            extra_arguments=["--log-level=ERROR"],
+            resources={"metadata": {"path": str(unit.work.parent)}},
+            on_cell_complete=lambda cell, cell_index: bar.update(task, completed=cell_index + 1),
+        )
+        try:
+            client.execute()
+        except CellTimeoutError:
+            print(f"A cell ran for more than {CELL_TIMEOUT} s; the checks below it did not run.", file=sys.stderr)
+        except DeadKernelError:
+            print("The kernel died (out of memory?); the checks below that cell did not run.", file=sys.stderr)
+    return [_shown(index, cell) for index, cell in enumerate(notebook.cells, 1) if is_check(cell)]
+
+
+def _shown(index: int, cell: dict) -> dict:
+    for output in cell.get("outputs", []):
+        if VERDICT_MIME in output.get("data", {}):
+            verdict = output["data"][VERDICT_MIME]
+            return {
+                "cell": index,
+                "exercise": verdict["exercise"],
+                "passed": verdict["passed"],
+                "text": verdict["text"],
+            }
+    errors = [
+        f"{o.get('ename')}: {o.get('evalue')}" for o in cell.get("outputs", []) if o.get("output_type") == "error"
+    ]
+    name = grade_id(cell)
+    return {
+        "cell": index,
+        "exercise": None,
+        "passed": False,
+        "text": f"{name}: {errors[0] if errors else 'did not run'}",
+    }
+
+
+def command_learn(args: argparse.Namespace) -> int:
+    """Bring ``work/`` up to date and open JupyterLab on the start page."""
+    for line in bring_up_to_date():
+        print(line)
+    start = units()[0]
+    page = f"/lab/tree/{start.slug}/{start.slug}.ipynb"
+    command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={work_dir()}", f"--LabApp.default_url={page}"]
+    if args.no_browser:
+        command.append("--no-browser")
+    if args.port is not None:
+        command.append(f"--port={args.port}")
+    if hasattr(os, "geteuid") and os.geteuid() == 0 and "--allow-root" not in args.rest:
+        command.append("--allow-root")
+    print(f"Opening JupyterLab on {work_dir()} (stop it with Ctrl-C)", flush=True)
+    return _run([*command, *args.rest])
+
+
+def _run(command: list[str]) -> int:
+    """Become the command (POSIX), or run it and pass its exit code on (Windows)."""
+    if os.name == "posix":
+        os.execv(command[0], command)
+    import subprocess
+
+    return subprocess.call(command)
+
+
+def command_check(args: argparse.Namespace) -> int:
+    """Run one unit's checks, or every unit's."""
+    chosen = [find_unit(args.unit)] if args.unit else [unit for unit in units() if unit.work.exists()]
+    results = [{"unit": unit.slug, **shown} for unit in chosen for shown in run_checks(unit)]
+    if args.json:
+        print(json.dumps(results, indent=1))
+    else:
+        for shown in results:
+            print(f"{shown['text']}\n")
+        print(f"{sum(shown['passed'] for shown in results)} of {len(results)} checks passed")
+    return 0 if results and all(shown["passed"] for shown in results) else 1
+
+
+def command_progress(args: argparse.Namespace) -> int:
+    """Show where every unit stands."""
+    table = {unit.slug: progress(unit) for unit in units()}
+    if args.json:
+        records = {slug: [vars(result) | {"earned": result.earned} for result in rows] for slug, rows in table.items()}
+        print(json.dumps(records, indent=1))
+        return 0
+    from rich.console import Console
+    from rich.table import Table
+
+    view = Table("unit", "exercise", "points", "state")
+    for slug, rows in table.items():
+        earned, total = sum(row.earned for row in rows), sum(row.points for row in rows)
+        view.add_row(slug, "", f"{earned:g} / {total:g}", "", style="bold")
+        for row in rows:
+            state = "not checked yet" if row.fraction is None else "passed" if row.fraction == 1 else "not yet right"
+            state += ", edited since" if row.edited_since else ""
+            view.add_row("", row.exercise, f"{row.earned:g} / {row.points:g}", state)
+    Console().print(view)
+    return 0
+
+
+def command_restore(args: argparse.Namespace) -> int:
+    """Repair one notebook of the learner's."""
+    for line in restore(find_unit(args.unit)):
+        print(line)
+    return 0
