@@ -41,8 +41,6 @@ HELP = """usage: python3 course.py [--here] [--torch cpu|cuda] COMMAND ...
   exam [UNIT]        grade the graders                             (contributors)
   test               run the tests                                 (contributors)
 
-  fetch-model        download the optional real model
-
   --here             install into the Python that runs this, not into .venv
   --torch cpu|cuda   which build of torch to install (default: by whether there is an NVIDIA GPU)
 

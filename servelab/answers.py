@@ -47,9 +47,12 @@ def right(name: str) -> Callable:
 
 
 def named_answers(exercise: Exercise, root: Path = ANSWERS) -> list[NamedAnswer]:
-    """The exercise's named answers, in the order in which its file gives them."""
+    """The exercise's named answers, in the order in which its file gives them; none without a file."""
     path = root / exercise.unit / f"{exercise.name.partition('.')[2]}.py"
+    if not path.exists():
+        return []
     spec = importlib.util.spec_from_file_location(f"answers_{exercise.name.replace('.', '_')}", path)
+    assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return [value for value in vars(module).values() if isinstance(value, NamedAnswer)]

@@ -22,7 +22,7 @@ from servelab import exercise as exercises
 from servelab import plain
 from servelab.errors import CourseError
 from servelab.exercise import PUBLIC_SEED, Exercise
-from servelab.paths import DATA, ROOT, Unit, put_bin_on_path, units
+from servelab.paths import DATA, ROOT, Unit, units
 
 KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 LANGUAGE = {"name": "python", "file_extension": ".py", "mimetype": "text/x-python"}
@@ -76,6 +76,8 @@ def source_notebook(path: Path) -> NotebookNode:
     """Read a py:percent source as a notebook with stable cell ids and complete nbgrader metadata."""
     import jupytext
 
+    if not path.exists():
+        raise CourseError("is not part of this copy of the course", where=str(path), mend="Use a full copy.")
     notebook = jupytext.reads(path.read_text(encoding="utf-8"), fmt="py:percent")
     notebook.metadata = nbformat.from_dict({"kernelspec": KERNELSPEC, "language_info": LANGUAGE})
     notebook.nbformat, notebook.nbformat_minor = 4, 5
@@ -104,19 +106,19 @@ def _cell_id(cell: NotebookNode, seen: set[str], path: Path) -> str:
 
 
 def release_notebook(unit: Unit, source: NotebookNode) -> NotebookNode:
-    """Let nbgrader make the student version, in a temporary root with a throw-away gradebook."""
+    """Let nbgrader make the student version, in a temporary root and without a gradebook."""
     from nbgrader.converters import GenerateAssignment
     from nbgrader.coursedir import CourseDirectory
     from traitlets.config import Config
 
-    put_bin_on_path()
     with tempfile.TemporaryDirectory(prefix="servelab-build-") as root:
         folder = Path(root, "source", unit.slug)
         folder.mkdir(parents=True)
         (folder / f"{unit.slug}.ipynb").write_text(notebook_text(source), encoding="utf-8", newline="\n")
         config = Config()
         config.CourseDirectory.root = root
-        config.CourseDirectory.db_url = f"sqlite:///{Path(root, 'gradebook.db')}"
+        config.GenerateAssignment.no_database = True
+        config.SaveCells.enabled = False
         config.CourseDirectory.assignment_id = unit.slug
         log = logging.getLogger("servelab.build")
         log.setLevel(logging.ERROR)
@@ -151,8 +153,9 @@ def _same_probes(exercise: Exercise, old: str, probes: list[dict]) -> bool:
         before = plain.loads(old)
     except plain.NotPlain:
         return False
-    if not isinstance(before, dict) or _expected_text(exercise, before.get("probes", [])) != old:
+    found = before.get("probes") if isinstance(before, dict) else None
+    if not isinstance(found, list) or _expected_text(exercise, found) != old:
         return False
-    return plain.close(before["probes"], probes, **FLOAT_TOLERANCE) and all(
-        plain.close(b["challenge"], p["challenge"]) for b, p in zip(before["probes"], probes, strict=True)
+    return plain.close(found, probes, **FLOAT_TOLERANCE) and all(
+        plain.close(b["challenge"], p["challenge"]) for b, p in zip(found, probes, strict=True)
     )

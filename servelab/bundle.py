@@ -1,6 +1,7 @@
 """``servelab release OUT.zip``: what an instructor hands to students, without solutions, tests and grading."""
 
 import argparse
+import io
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,13 +27,10 @@ def run(args: argparse.Namespace) -> int:
         raise CourseError("what is built is stale", where=str(stale[0]), mend="Run: servelab build")
     if args.out.suffix != ".zip":
         raise CourseError(f"{args.out.name!r} does not end in .zip", mend="Name the file to write, e.g. course.zip")
+    content = bundle_bytes()
     try:
-        with zipfile.ZipFile(args.out, "x", zipfile.ZIP_DEFLATED) as bundle:
-            for path in bundled_files():
-                info = zipfile.ZipInfo(f"servelab/{path.relative_to(ROOT).as_posix()}", STAMP)
-                info.external_attr = 0o644 << 16
-                info.compress_type = zipfile.ZIP_DEFLATED
-                bundle.writestr(info, path.read_bytes())
+        with open(args.out, "xb") as file:
+            file.write(content)
     except FileExistsError:
         raise CourseError("exists already", where=str(args.out), mend="Name another file or remove it first.") from None
     except OSError as error:
@@ -41,10 +39,30 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def bundle_bytes() -> bytes:
+    """The whole zip, made before the first byte is written, so that no half of it is handed out."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as bundle:
+        for path in bundled_files():
+            info = zipfile.ZipInfo(f"servelab/{path.relative_to(ROOT).as_posix()}", STAMP)
+            info.external_attr = 0o644 << 16
+            info.compress_type = zipfile.ZIP_DEFLATED
+            info.create_system = 3  # Unix, also when it is made on Windows
+            bundle.writestr(info, _content(path))
+    return buffer.getvalue()
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise CourseError(f"cannot be read: {error.strerror}", where=str(path), mend="Use a full copy.") from None
+
+
 def bundled_files() -> Iterator[Path]:
     """Every file of the student bundle, in a stable order."""
     yield from (ROOT / name for name in FILES)
     for folder in FOLDERS:
         for path in sorted((ROOT / folder).rglob("*")):
-            if path.is_file() and not any(part in LEFT_OUT for part in path.parts):
+            if path.is_file() and not {*path.relative_to(ROOT).parts} & {*LEFT_OUT}:
                 yield path

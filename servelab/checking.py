@@ -63,9 +63,10 @@ def check(name: str, *answers) -> None:
     probes = public_probes(exercise)
     with _captured() as printed:
         recorded = [exercises.record(exercise, probe.challenge, answers) for probe in probes]
-    verdict = exercises.judge(exercise, probes, plain.loads(plain.dumps(recorded)))
+        output = printed()
+    verdict = exercises.judge(exercise, probes, recorded)
     unwritten = not verdict.passed and all(_not_written(outcome) for outcome in recorded)
-    _show(exercise, probes, verdict, printed(), unwritten)
+    _show(exercise, probes, verdict, output, unwritten)
     _remember(exercise, verdict)
     _emit_score(exercise, verdict)
     if unwritten:
@@ -81,7 +82,7 @@ def public_probes(exercise: Exercise) -> list[Probe]:
     try:
         text = path.read_text(encoding="utf-8")
         return [Probe.from_plain(item) for item in json.loads(text)["probes"]]
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         problem = f"the public challenges cannot be read ({type(error).__name__})"
         raise CourseError(problem, where=str(path), mend="Get this file again from the course.") from None
 
@@ -105,7 +106,7 @@ def _show(exercise: Exercise, probes: list[Probe], verdict: Verdict, printed: st
         )
         page = verdicts.paragraph(text)
     else:
-        shown = verdicts.Shown(exercise, probes, verdict, printed[:MAX_SHOWN_OUTPUT])
+        shown = verdicts.Shown(exercise, probes, verdict, printed)
         text, page = verdicts.as_text(shown), verdicts.as_html(shown)
     summary = {
         "exercise": exercise.name,
@@ -141,10 +142,7 @@ def _emit_score(exercise: Exercise, verdict: Verdict) -> None:
 
 def _remember(exercise: Exercise, verdict: Verdict) -> None:
     """Write the result down for `servelab progress`, when this runs on a learner's notebook in ``work/``."""
-    work = work_dir()
-    if work.resolve() not in Path.cwd().resolve().parents:
-        return
-    folder = work / ".servelab" / "progress"
+    folder = work_dir() / ".servelab" / "progress"
     result = {
         "exercise": exercise.name,
         "fraction": verdict.fraction,
@@ -152,13 +150,15 @@ def _remember(exercise: Exercise, verdict: Verdict) -> None:
         "source": _source(exercise),
     }
     try:
+        if work_dir().resolve() not in Path.cwd().resolve().parents:
+            return
         folder.mkdir(parents=True, exist_ok=True)
         handle, scratch = tempfile.mkstemp(dir=folder, suffix=".tmp")
         with open(handle, "w", encoding="utf-8") as file:
             json.dump(result, file)
         os.replace(scratch, folder / f"{exercise.name}.json")
     except OSError as error:
-        print(f"The result could not be kept for `progress`: {error}", file=sys.stderr)
+        print(f"The result could not be kept for `progress`: {error}")  # on stderr it would cost points in nbgrader
 
 
 def source_hash(source: str) -> str:
@@ -169,34 +169,71 @@ def source_hash(source: str) -> str:
 
 def _source(exercise: Exercise) -> str:
     """The hash of the newest executed cell that defines the first answer; empty outside a notebook."""
-    cells = getattr(_shell(), "user_ns", {}).get("In", [])
-    defines = re.compile(rf"^(class|def) {re.escape(exercise.answers[0])}\b", re.MULTILINE)
+    cells = getattr(getattr(_shell(), "history_manager", None), "input_hist_raw", [])
+    name = re.escape(exercise.answers[0])
+    defines = re.compile(rf"^(?:(?:class|def) {name}\b|{name}\s*(?::[^=\n]*)?=(?!=))", re.MULTILINE)
     return next((source_hash(cell) for cell in reversed(cells) if defines.search(cell)), "")
+
+
+class _Start(io.StringIO):
+    """Text that keeps its beginning only, so that a print in a long loop cannot fill the memory."""
+
+    def write(self, text: str) -> int:
+        super().write(text[: max(0, MAX_SHOWN_OUTPUT + 1 - self.tell())])
+        return len(text)
 
 
 @contextlib.contextmanager
 def _captured() -> Iterator:
     """Hold back everything that is written to stdout and stderr, by Python and by C code below it.
 
-    Yields a function that returns the text so far. A warning or a log line must never cost a point, and nbgrader counts
-    anything on stderr as a failure.
+    Yields a function that returns the text so far, shortened. A warning or a log line must never cost a point, and
+    nbgrader counts anything on stderr as a failure.
     """
-    text = io.StringIO()
-    saved, scratch = {}, tempfile.TemporaryFile()  # noqa: SIM115 - closed with the generator
-    sys.stdout.flush(), sys.stderr.flush()
-    for fd in (1, 2):
-        with contextlib.suppress(OSError):  # a process without that descriptor has nothing to capture there
-            saved[fd] = os.dup(fd)
-            os.dup2(scratch.fileno(), fd)
+    text = _Start()
+    with contextlib.ExitStack() as stack:
+        scratch = stack.enter_context(tempfile.TemporaryFile())
+        sys.stdout.flush(), sys.stderr.flush()
+        for fd in (1, 2):
+            stack.enter_context(_redirected(fd, scratch.fileno()))
+        for stream in (sys.stdout, sys.stderr):
+            stack.enter_context(_diverted(stream, text))
+        stack.enter_context(contextlib.redirect_stdout(text))
+        stack.enter_context(contextlib.redirect_stderr(text))
 
-    def printed() -> str:
-        scratch.seek(0)
-        return text.getvalue() + scratch.read(MAX_SHOWN_OUTPUT).decode(errors="replace")
+        def printed() -> str:
+            scratch.seek(0)
+            whole = text.getvalue() + scratch.read(MAX_SHOWN_OUTPUT + 1).decode(errors="replace")
+            return whole if len(whole) <= MAX_SHOWN_OUTPUT else whole[:MAX_SHOWN_OUTPUT] + " ..."
 
+        yield printed
+
+
+@contextlib.contextmanager
+def _diverted(stream, text: io.StringIO) -> Iterator[None]:
+    """Divert a notebook's stream itself: a log handler made in an earlier cell holds on to it."""
     try:
-        with contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
-            yield printed
+        stream.write = text.write
+    except AttributeError:  # a plain file; its writes arrive at the descriptor
+        yield
+        stream.flush()
+        return
+    try:
+        yield
     finally:
-        for fd, copy in saved.items():
-            os.dup2(copy, fd)
-            os.close(copy)
+        del stream.write
+
+
+@contextlib.contextmanager
+def _redirected(fd: int, target: int) -> Iterator[None]:
+    try:
+        saved = os.dup(fd)
+    except OSError:  # a process without that descriptor has nothing to capture there
+        yield
+        return
+    try:
+        os.dup2(target, fd)
+        yield
+    finally:
+        os.dup2(saved, fd)
+        os.close(saved)

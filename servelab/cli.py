@@ -77,7 +77,8 @@ def _add_from_module(commands, argv: list[str], name: str, module: str, text: st
             if error.name is None or not module.startswith(error.name):
                 raise
             message = f"the command {name!r} is not part of this copy of the course"
-            parser.set_defaults(run=_refuse(message, "Use a full copy of the repository."))
+            # `rest` takes whatever was meant for the command, so that the refusal is what is read
+            parser.set_defaults(run=_refuse(message, "Use a full copy of the repository."), rest=[])
             return
     parser.set_defaults(run=_lazily(module, "run"))
 

@@ -9,9 +9,10 @@ import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from servelab.errors import CourseError
-from servelab.paths import NOTEBOOKS, ROOT, units, work_dir
+from servelab.paths import NOTEBOOKS, units, work_dir
 
 NEEDED = ("torch", "numpy", "matplotlib", "ipywidgets", "jupyterlab", "nbgrader", "jupytext")
 ROOM = 1 << 30
@@ -84,14 +85,19 @@ def _built() -> Finding:
 
 
 def _work() -> Finding:
-    folder = work_dir()
-    place = folder if folder.exists() else folder.parent
-    right = os.access(place, os.W_OK)
-    return Finding("work folder", right, str(folder), "" if right else f"{place} is not writable; set SERVELAB_WORK.")
+    place = _work_place()
+    right = place.is_dir() and os.access(place, os.W_OK)
+    mend = "" if right else f"{place} is not a folder that can be written to; set SERVELAB_WORK to another one."
+    return Finding("work folder", right, str(work_dir()), mend)
+
+
+def _work_place() -> Path:
+    """The work folder, or the nearest one above it that is there already."""
+    return next(path for path in (work_dir().absolute(), *work_dir().absolute().parents) if path.exists())
 
 
 def _disk() -> Finding:
-    free = shutil.disk_usage(ROOT).free
+    free = shutil.disk_usage(_work_place()).free
     mend = "" if free > ROOM else "Free at least 1 GiB, or notebooks cannot be saved."
     return Finding("free disk", free > ROOM, f"{free / 2**30:.1f} GiB", mend)
 

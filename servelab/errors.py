@@ -18,6 +18,10 @@ class CourseError(Exception):
         super().__init__(problem, where, mend)
         self.problem, self.where, self.mend = problem, where, mend
 
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows in a cell: the message alone, the traceback would be ours and not the learner's."""
+        return [f"CourseError: {self}"]
+
     def __str__(self) -> str:
         head = f"{self.where}: {self.problem}" if self.where else self.problem
         return f"{head}\n{self.mend}" if self.mend else head

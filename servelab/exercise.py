@@ -10,6 +10,7 @@ An exercise is a module ``servelab/exercises/<unit>/<exercise>.py`` with
 - optionally ``show(challenge) -> str``: the challenge as a learner should read it.
 """
 
+import copy
 import hashlib
 import importlib
 import inspect
@@ -85,7 +86,7 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        return all(case.passed for case in self.cases)
+        return bool(self.cases) and all(case.passed for case in self.cases)
 
     @property
     def fraction(self) -> float:
@@ -172,11 +173,18 @@ def names(unit: str) -> list[str]:
 
 
 def record(exercise: Exercise, challenge: Any, answers: tuple) -> dict:
-    """Drive an answer through one challenge. Whatever escapes the driver is the outcome ``raised``."""
+    """Drive an answer through a copy of one challenge. Whatever escapes the driver is the outcome ``raised``."""
     try:
-        return {"transcript": exercise.drive(challenge, *answers)}
-    except Exception as error:
-        return {"raised": {"type": type(error).__name__, "message": str(error)[:300]}}
+        return {"transcript": plain.loads(plain.dumps(exercise.drive(copy.deepcopy(challenge), *answers)))}
+    except (Exception, SystemExit) as error:
+        return {"raised": {"type": plain.type_name(error), "message": _message(error)}}
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return plain.text(error, 300)
+    except Exception:  # an error that cannot say what it is
+        return ""
 
 
 def make_probes(exercise: Exercise, rng: Random, reference: tuple) -> list[Probe]:
@@ -184,7 +192,7 @@ def make_probes(exercise: Exercise, rng: Random, reference: tuple) -> list[Probe
     probes = []
     for challenge in exercise.challenges(rng):
         challenge = plain.loads(plain.dumps(challenge))  # exactly what a submission will be given
-        recorded = plain.loads(plain.dumps(record(exercise, challenge, reference)))
+        recorded = record(exercise, challenge, reference)
         assert "transcript" in recorded, f"{exercise.name}: the reference raised {recorded['raised']} on {challenge}"
         expected = recorded["transcript"]
         cases = list(exercise.judge(challenge, expected, expected))
@@ -198,9 +206,12 @@ def judge(exercise: Exercise, probes: list[Probe], recorded: Any) -> Verdict:
     """Judge the recorded outcomes of all probes, in order. Whatever is missing or malformed fails; nothing raises."""
     outcomes = recorded if isinstance(recorded, list) and len(recorded) == len(probes) else [None] * len(probes)
     covered = dict.fromkeys((spec.name for spec in exercise.cases), 0)
-    failures: dict[str, tuple[int, str]] = {}
+    failures: dict[str, tuple[int | None, str]] = {}
     for index, (probe, outcome) in enumerate(zip(probes, outcomes, strict=True)):
-        found = {case.name: case for case in _judge_one(exercise, probe, outcome)}
+        found: dict[str, Case] = {}
+        for case in _judge_one(exercise, probe, outcome):
+            if found.setdefault(case.name, case).passed:  # of a case named twice the failure counts
+                found[case.name] = case
         for name in probe.cases:
             covered[name] += 1
             case = found.get(name) or Case(name, False, "the run ended before this could be judged")
@@ -209,8 +220,8 @@ def judge(exercise: Exercise, probes: list[Probe], recorded: Any) -> Verdict:
     none: tuple[int | None, str] = (None, "")
     cases = []
     for spec in exercise.cases:
-        index, message = failures.get(spec.name, none)
-        cases.append(CaseVerdict(spec, covered[spec.name], message, index))
+        failed_on, message = failures.get(spec.name, none)
+        cases.append(CaseVerdict(spec, covered[spec.name], message, failed_on))
     return Verdict(exercise.name, tuple(cases))
 
 

@@ -18,6 +18,8 @@ DTYPES = ("bool", "int8", "uint8", "int16", "int32", "int64", "float16", "float3
 MAX_BYTES = 16 << 20
 MAX_DEPTH = 32
 MAX_TEXT = 2000
+MAX_ITEMS = 1_000_000
+MAX_BITS = 1024  # of an integer; Python refuses to print much larger ones
 
 
 class NotPlain(ValueError):
@@ -30,6 +32,8 @@ def encode_array(array: np.ndarray) -> dict:
     name = array.dtype.name
     if name not in DTYPES:
         raise NotPlain(f"dtype {name} is not one of {', '.join(DTYPES)}")
+    if array.nbytes > MAX_BYTES:
+        raise NotPlain(f"an array of shape {array.shape} is larger than {MAX_BYTES} bytes")
     data = np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
     return {"dtype": name, "shape": list(array.shape), "base64": base64.b64encode(data).decode("ascii")}
 
@@ -43,39 +47,51 @@ def decode_array(value: Any) -> np.ndarray:
     """Read an array written by `encode_array`. Raises `NotPlain` unless dtype, shape and byte count agree."""
     if not is_array(value):
         raise NotPlain(f"expected an array, got {type(value).__name__}")
-    name, shape, text = value["dtype"], value["shape"], value["base64"]
+    name, shape, encoded = value["dtype"], value["shape"], value["base64"]
     if name not in DTYPES:
         raise NotPlain(f"dtype {str(name)[:40]!r} is not allowed")
     sound = isinstance(shape, list) and len(shape) <= 8 and all(type(n) is int and 0 <= n <= MAX_BYTES for n in shape)
-    if not sound or not isinstance(text, str):
+    if not sound or not isinstance(encoded, str):
         raise NotPlain("an array's shape is a list of sizes and its bytes are base64 text")
     dtype = np.dtype(name).newbyteorder("<")
     if math.prod(shape) * dtype.itemsize > MAX_BYTES:
         raise NotPlain(f"an array of shape {shape} is larger than {MAX_BYTES} bytes")
     try:
-        data = base64.b64decode(text, validate=True)
+        data = base64.b64decode(encoded, validate=True)
     except (binascii.Error, ValueError) as error:
         raise NotPlain(f"an array's bytes are not base64: {error}") from None
     if len(data) != math.prod(shape) * dtype.itemsize:
         raise NotPlain(f"{len(data)} bytes do not fill shape {shape} of {name}")
-    return np.frombuffer(data, dtype).reshape(shape)
+    try:
+        return np.frombuffer(data, dtype).reshape(shape)
+    except ValueError as error:  # no bytes, and sizes whose product NumPy cannot hold
+        raise NotPlain(f"shape {shape} is not possible: {error}") from None
 
 
-def plain(value: Any, depth: int = 0) -> Any:
+def plain(value: Any) -> Any:
     """Turn what a learner's code returned into plain data.
 
     Integers of any library become ``int``, tuples become lists, arrays and tensors become array records. Anything else
     is named by its type, so that a judge sees it and finds it wrong; this function never raises.
     """
+    return _plain(value, 0, [MAX_ITEMS])
+
+
+def _plain(value: Any, depth: int, left: list[int]) -> Any:
+    """`plain` at some depth; ``left`` counts down the values that may still be written."""
+    left[0] -= 1
+    if left[0] < 0:
+        return {"unexpected type": "more data than can be recorded"}
     try:
-        if value is None or isinstance(value, bool):
+        if value is None or type(value) is bool:
             return value
         if isinstance(value, str):
-            return str(value)[:MAX_TEXT]
+            return text(value)
         if isinstance(value, np.bool_):
             return bool(value)
         if isinstance(value, numbers.Integral):
-            return int(value)
+            whole = int(value)
+            return whole if whole.bit_length() <= MAX_BITS else {"unexpected type": "an int of too many digits"}
         if isinstance(value, numbers.Real):
             return float(value)
         if hasattr(value, "detach") and hasattr(value, "numpy"):  # a torch tensor, without importing torch
@@ -84,12 +100,22 @@ def plain(value: Any, depth: int = 0) -> Any:
         if isinstance(value, np.ndarray):
             return encode_array(value)
         if depth < MAX_DEPTH and isinstance(value, (list, tuple)):
-            return [plain(item, depth + 1) for item in value]
+            return [_plain(item, depth + 1, left) for item in value]
         if depth < MAX_DEPTH and isinstance(value, dict):
-            return {str(key): plain(item, depth + 1) for key, item in value.items()}
+            return {text(key): _plain(item, depth + 1, left) for key, item in value.items()}
     except Exception:  # an object that lies about itself: named below
         pass
-    return {"unexpected type": type(value).__name__}
+    return {"unexpected type": type_name(value)}
+
+
+def text(value: Any, limit: int = MAX_TEXT) -> str:
+    """``str(value)``, cut to ``limit``: a true ``str``, whatever a subclass would make of it."""
+    return str.__getitem__(str(value), slice(limit))
+
+
+def type_name(value: Any) -> str:
+    """The name of a value's true type, whatever its class or metaclass pretends."""
+    return type.__dict__["__name__"].__get__(type(value))[:MAX_TEXT]
 
 
 def dumps(value: Any) -> str:
@@ -97,12 +123,12 @@ def dumps(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
-def loads(text: str | bytes) -> Any:
+def loads(data: str | bytes) -> Any:
     """Read plain data from JSON. Raises `NotPlain` if it is too large, too deep or not JSON."""
-    if len(text) > MAX_BYTES:
-        raise NotPlain(f"{len(text)} bytes of data; at most {MAX_BYTES} are read")
+    if len(data) > MAX_BYTES:
+        raise NotPlain(f"{len(data)} bytes of data; at most {MAX_BYTES} are read")
     try:
-        value = json.loads(text, parse_constant=str)  # NaN and Infinity become text, which equals no number
+        value = json.loads(data, parse_constant=str)  # NaN and Infinity become text, which equals no number
     except (ValueError, RecursionError) as error:
         raise NotPlain(f"not JSON: {str(error)[:200]}") from None
     require_plain(value)
@@ -140,14 +166,17 @@ def close(got: Any, expected: Any, *, rtol: float = 0.0, atol: float = 0.0) -> b
     if isinstance(expected, (int, float)):
         if isinstance(got, bool) or not isinstance(got, (int, float)):
             return False
-        if isinstance(expected, int) and isinstance(got, float) and not rtol and not atol and not got.is_integer():
-            return False
-        return _finite(got) and _finite(expected) and abs(got - expected) <= atol + rtol * abs(expected)
+        return _finite(got) and _finite(expected) and _within(got, expected, rtol, atol)
     if isinstance(expected, list):
         same_length = isinstance(got, list) and len(got) == len(expected)
         return same_length and all(close(g, e, rtol=rtol, atol=atol) for g, e in zip(got, expected, strict=True))
     same_keys = isinstance(got, dict) and got.keys() == expected.keys()
     return same_keys and all(close(got[key], expected[key], rtol=rtol, atol=atol) for key in expected)
+
+
+def _within(got: int | float, expected: int | float, rtol: float, atol: float) -> bool:
+    """Exact where no tolerance is given: Python compares an ``int`` with a ``float`` without rounding either."""
+    return got == expected or abs(got - expected) <= atol + rtol * abs(expected) > 0
 
 
 def _finite(number: int | float) -> bool:
@@ -167,5 +196,8 @@ def _arrays_close(got: dict, expected: dict, rtol: float, atol: float) -> bool:
         return False
     if not (np.isfinite(got_array).all() and np.isfinite(want).all()):
         return False
-    difference = np.abs(got_array.astype("float64") - want.astype("float64"))
-    return bool((difference <= atol + rtol * np.abs(want.astype("float64"))).all())
+    if not (rtol or atol):
+        return np.array_equal(got_array, want)  # int64 beyond 2**53 has no exact float64
+    with np.errstate(over="ignore"):
+        difference = np.abs(got_array.astype("float64") - want.astype("float64"))
+        return bool((difference <= atol + rtol * np.abs(want.astype("float64"))).all())

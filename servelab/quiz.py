@@ -3,7 +3,7 @@
 from servelab.exercise import Case, CaseSpec
 from servelab.plain import close, plain
 
-RELATIVE = 0.005  # a number may be rounded to three digits
+RELATIVE = 0.005  # a share or an average may be rounded to three digits; a count may not
 
 
 class Quiz:
@@ -27,7 +27,7 @@ class Quiz:
         return given.strip().lower() if isinstance(given, str) else given
 
     def judge(self, question: str, given, expected) -> list[Case]:
-        if close(given, expected, rtol=RELATIVE):
+        if close(given, expected, rtol=RELATIVE if isinstance(expected, float) else 0):
             return [Case(question, True)]
         got = "no answer" if given is None else f"{given!r} is not it"
         return [Case(question, False, f"{got}. {self.nudges[question]}")]

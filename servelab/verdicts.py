@@ -6,6 +6,7 @@ from html import escape
 from servelab.exercise import CaseVerdict, Exercise, Probe, Verdict
 
 MAX_INPUT = 1200
+MAX_MESSAGE = 600  # it quotes what the learner's code returned, which may be of any length
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,7 @@ class Shown:
         case = self.verdict.first_failure
         if case is None or case.failed_on is None or not self.probes:
             return ""
-        text = self.exercise.show(self.probes[case.failed_on].challenge)
-        return text if len(text) <= MAX_INPUT else text[:MAX_INPUT] + " ..."
+        return _shortened(self.exercise.show(self.probes[case.failed_on].challenge), MAX_INPUT)
 
     @property
     def hint(self) -> str:
@@ -42,7 +42,11 @@ class Shown:
             return f"held in {case.covered} {'challenge' if case.covered == 1 else 'challenges'}"
         if not self.probes:
             return "failed"
-        return case.message or "no challenge reached this"
+        return _shortened(case.message, MAX_MESSAGE) or "no challenge reached this"
+
+
+def _shortened(text: str, length: int) -> str:
+    return text if len(text) <= length else text[:length] + " ..."
 
 
 def as_text(shown: Shown) -> str:
@@ -64,11 +68,10 @@ def as_text(shown: Shown) -> str:
 def as_html(shown: Shown) -> str:
     """The verdict for a notebook or a feedback page."""
     rows = "".join(
-        f"<tr><td>{'&#10003; pass' if case.passed else '&#10007; fail'}</td><td>{escape(case.spec.name)}</td>"
-        f"<td>{escape(shown.outcome(case))}</td></tr>"
+        _row("td", "\N{CHECK MARK} pass" if case.passed else "\N{BALLOT X} fail", case.spec.name, shown.outcome(case))
         for case in shown.verdict.cases
     )
-    head = "<tr><th>result</th><th>case</th><th>what happened</th></tr>"
+    head = _row("th", "result", "case", "what happened")
     parts = [
         f"<p><strong>{escape(shown.headline)}</strong></p>",
         f'<table class="servelab-verdict"><thead>{head}</thead><tbody>{rows}</tbody></table>',
@@ -82,6 +85,11 @@ def as_html(shown: Shown) -> str:
     if shown.printed.strip():
         parts.append(f"<p>Your code printed:</p><pre>{escape(shown.printed.strip())}</pre>")
     return f'<div class="servelab">{"".join(parts)}</div>'
+
+
+def _row(tag: str, *texts: str) -> str:
+    """A table row; the alignment is for JupyterLab, and a sanitiser may drop it."""
+    return "<tr>" + "".join(f'<{tag} style="text-align:left">{escape(text)}</{tag}>' for text in texts) + "</tr>"
 
 
 def paragraph(text: str) -> str:

@@ -1,6 +1,7 @@
 """The learner's folder: copy the units to ``work/``, upgrade them with answers kept, repair them, run their checks."""
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -20,6 +21,7 @@ from servelab.paths import Unit, find_unit, units, work_dir
 from servelab.repair import read_notebook, repair
 
 CELL_TIMEOUT = 300  # seconds; an explore cell on a slow laptop takes a few
+LARGEST = 1 << 30  # bytes; on the learner's own machine a notebook full of pictures is read too
 
 
 def _state() -> Path:
@@ -33,12 +35,14 @@ def _base(unit: Unit) -> Path:
 
 def _write(path: Path, text: str) -> None:
     """Write a file as a whole or not at all."""
+    scratch = path.with_suffix(".tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        scratch = path.with_suffix(".tmp")
         scratch.write_text(text, encoding="utf-8", newline="\n")
         os.replace(scratch, path)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            scratch.unlink(missing_ok=True)
         raise CourseError(
             f"cannot be written: {error.strerror}", where=str(path), mend="Free space or mend its permissions."
         ) from None
@@ -64,51 +68,64 @@ def released(unit: Unit) -> nbformat.NotebookNode:
     """The unit's built notebook."""
     if not unit.release.exists():
         raise CourseError("this unit is not built", where=str(unit.release), mend="Run: servelab build")
-    return nbformat.read(unit.release, as_version=4)
+    try:
+        return nbformat.read(unit.release, as_version=4)
+    except (OSError, ValueError):
+        mend = "Get this file again from the course."
+        raise CourseError("the unit's notebook cannot be read", where=str(unit.release), mend=mend) from None
 
 
 def bring_up_to_date() -> list[str]:
     """Copy every unit that is not in ``work/`` yet and merge newer releases into the others; say what was done."""
-    done = []
-    for unit in units():
-        if not unit.release.exists():
-            continue
-        text = unit.release.read_text(encoding="utf-8")
-        base = _base(unit).read_text(encoding="utf-8") if _base(unit).exists() else None
-        if not unit.work.exists():
-            _write(unit.work, text)
-            done.append(f"new: {unit.slug}")
-        elif base != text:
-            done.append(f"upgraded: {unit.slug}, answers kept (the old one is {_merge(unit, base).name})")
-        else:
-            continue
-        _write(_base(unit), text)
-    return done
+    return [line for unit in units() if unit.release.exists() and (line := _bring_up_to_date(unit))]
 
 
-def _merge(unit: Unit, base: str | None) -> Path:
+def _bring_up_to_date(unit: Unit) -> str:
+    text = unit.release.read_bytes()
+    if not unit.work.exists():
+        _start_afresh(unit)
+        return f"new: {unit.slug}"
+    if _base(unit).exists() and _base(unit).read_bytes() == text:
+        return ""
+    try:
+        submitted, _ = read_notebook(unit.work, max_bytes=LARGEST)
+    except CourseError as error:  # one broken notebook does not keep the learner from the others
+        return f"not upgraded: {unit.slug} ({error.problem}); mend it with: servelab restore {unit.number}"
     backup = _back_up(unit)
-    before = nbformat.reads(base, as_version=4) if base else None
-    merged, _ = repair(released(unit), read_notebook(unit.work)[0], base=before)
+    merged, _ = repair(released(unit), submitted, base=_base_notebook(unit))
     _write(unit.work, notebook_text(merged))
-    return backup
+    _write(_base(unit), text.decode("utf-8"))
+    return f"upgraded: {unit.slug}, answers kept (the old one is {backup})"
+
+
+def _start_afresh(unit: Unit) -> None:
+    text = notebook_text(released(unit))
+    _write(unit.work, text)
+    _write(_base(unit), text)
+
+
+def _base_notebook(unit: Unit) -> nbformat.NotebookNode | None:
+    """The release that the learner's copy was made from; None if that file is missing or broken."""
+    try:
+        return read_notebook(_base(unit))[0]
+    except CourseError:
+        return None
 
 
 def restore(unit: Unit) -> list[str]:
     """Repair the learner's notebook, answers kept; returns what was done, the backup's place last."""
+    release = released(unit)
     if not unit.work.exists():
-        _write(unit.work, unit.release.read_text(encoding="utf-8"))
-        _write(_base(unit), unit.release.read_text(encoding="utf-8"))
+        _start_afresh(unit)
         return [f"{unit.work} was missing: a new copy is there"]
     backup = _back_up(unit)
-    base = nbformat.read(_base(unit), as_version=4) if _base(unit).exists() else None
     try:
-        submitted, notes = read_notebook(unit.work)
+        submitted, notes = read_notebook(unit.work, max_bytes=LARGEST)
     except CourseError as error:
         submitted, notes = nbformat.v4.new_notebook(), [f"nothing could be read in it ({error.problem})"]
-    repaired, more = repair(released(unit), submitted, base=base)
+    repaired, more = repair(release, submitted, base=_base_notebook(unit))
     _write(unit.work, notebook_text(repaired))
-    _write(_base(unit), unit.release.read_text(encoding="utf-8"))
+    _write(_base(unit), notebook_text(release))
     return [*notes, *more, f"the notebook as it was: {backup}"]
 
 
@@ -129,8 +146,9 @@ class Result:
 def progress(unit: Unit) -> list[Result]:
     """Where each judged exercise of the unit stands, in the notebook's order, from the results that checks left."""
     sources = {}
-    if unit.work.exists():
-        sources = {grade_id(cell): cell.source for cell in read_notebook(unit.work)[0].cells if is_solution(cell)}
+    with contextlib.suppress(CourseError):  # a missing or broken notebook; what its checks showed is still known
+        cells = read_notebook(unit.work, max_bytes=LARGEST)[0].cells
+        sources = {grade_id(cell): cell.source for cell in cells if is_solution(cell)}
     results = []
     for name, value in points(unit).items():
         if not name.endswith("-check"):
@@ -148,7 +166,8 @@ def _kept_result(name: str) -> dict:
         kept = json.loads((_state() / "progress" / f"{name}.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return kept if isinstance(kept, dict) and isinstance(kept.get("fraction"), (int, float)) else {}
+    fraction = kept.get("fraction") if isinstance(kept, dict) else None
+    return kept if type(fraction) in (int, float) and 0 <= fraction <= 1 else {}
 
 
 def run_checks(unit: Unit) -> list[dict]:
@@ -167,7 +186,7 @@ def run_checks(unit: Unit) -> list[dict]:
 
     if not unit.work.exists():
         raise CourseError("there is no such notebook yet", where=str(unit.work), mend="Run: python3 course.py learn")
-    notebook, _ = read_notebook(unit.work)
+    notebook, _ = read_notebook(unit.work, max_bytes=LARGEST)
     notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
@@ -240,6 +259,8 @@ def _run(command: list[str]) -> int:
 def command_check(args: argparse.Namespace) -> int:
     """Run one unit's checks, or every unit's."""
     chosen = [find_unit(args.unit)] if args.unit else [unit for unit in units() if unit.work.exists()]
+    if not chosen:
+        raise CourseError("there is no notebook yet", where=str(work_dir()), mend="Run: python3 course.py learn")
     results = [{"unit": unit.slug, **shown} for unit in chosen for shown in run_checks(unit)]
     if args.json:
         print(json.dumps(results, indent=1))

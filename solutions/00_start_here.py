@@ -133,7 +133,7 @@ def slot_utilisation(lengths: list[int], batch_size: int) -> float:
         If there is no request, or a length or the batch size is below 1.
     """
     ### BEGIN SOLUTION
-    if not lengths or batch_size < 1 or min(lengths) < 1:
+    if not lengths or min([batch_size, *lengths]) < 1:
         raise ValueError("every batch needs a slot, and every request a token")
     batches = [lengths[start : start + batch_size] for start in range(0, len(lengths), batch_size)]
     return sum(lengths) / (batch_size * sum(max(batch) for batch in batches))

@@ -1,0 +1,1 @@
+"""Unit 03, paged KV."""

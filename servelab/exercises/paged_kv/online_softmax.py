@@ -1,0 +1,131 @@
+"""Check of `paged_attention_blockwise`: the values, large scores, and the largest tensor made on the way."""
+
+import math
+from random import Random
+
+from servelab.exercise import Case, CaseSpec
+from servelab.exercises.paged_kv._attention import batch, call, compare, make_inputs, show_call
+from servelab.plain import plain
+
+ANSWERS = ("paged_attention_blockwise",)
+CASES = (
+    CaseSpec("one block", hint=1),
+    CaseSpec("several blocks", hint=1),
+    CaseSpec("large scores", hint=2),
+    CaseSpec("far below zero", hint=2),
+    CaseSpec("causal, ragged and shared heads", hint=3),
+    CaseSpec("one block at a time", hint=3, weight=5),
+)
+
+
+def challenges(rng: Random) -> list[dict]:
+    """One block, several, scores that overflow, mixtures, and contexts of many blocks. Smallest first."""
+
+    def seed() -> int:
+        return rng.randrange(10**6)
+
+    def blocks(n: int, of: int = 8) -> list[int]:
+        return rng.sample(range(of), n)
+
+    one_head = {"heads": [1, 1]}
+    return [
+        batch("one block", seed(), [[1, 4, blocks(1)]], **one_head),
+        batch("one block", seed(), [[1, 3, blocks(1)]]),
+        batch("several blocks", seed(), [[1, 8, blocks(2)]], **one_head),
+        batch("several blocks", seed(), [[1, 16, blocks(4)]], gain=4),
+        batch("several blocks", seed(), [[1, 10, blocks(3)], [1, 5, blocks(2)]], gain=4),
+        *(batch("large scores", seed(), [[1, 16, blocks(4)]], gain=gain) for gain in (128, 256, 512)),
+        *(batch("far below zero", seed(), [[1, 7, blocks(2)]], offset=offset) for offset in (-200, -400)),
+        batch("causal, ragged and shared heads", seed(), [[6, 6, blocks(2)], [1, 9, blocks(3)]], heads=[4, 2]),
+        *(_mixed(rng, seed()) for _ in range(2)),
+        _long(seed(), [[1, 98, blocks(25, 31)]]),
+        _long(seed(), [[1, 126, blocks(32, 32)], [1, 41, blocks(11, 32)]]),
+        _long(seed(), [[6, 126, blocks(32, 32)]]),
+    ]
+
+
+def _mixed(rng: Random, seed: int) -> dict:
+    ids = rng.sample(range(15), 15)
+    requests = []
+    for query in (1, rng.randint(3, 5), rng.randint(6, 9)):
+        context = query + rng.randint(0, 7)
+        requests.append([query, context, [ids.pop() for _ in range(-(-context // 4))]])
+    plan = {"heads": [6, 3], "head_dim": 8, "num_blocks": 16, "unused": "nan", "gain": 8}
+    return batch("causal, ragged and shared heads", seed, requests, **plan)
+
+
+def _long(seed: int, requests: list) -> dict:
+    return batch("one block at a time", seed, requests, heads=[4, 2], num_blocks=32)
+
+
+def most_elements(challenge: dict) -> int:
+    """The size of a tensor that no block-wise design needs to exceed, and that every gathered context does.
+
+    Twice one block of keys for every query token and query head, so that stepping through the blocks of all requests,
+    or of all query tokens, together is as right as going one request at a time; or one number for each position.
+    """
+    rows = len(challenge["requests"]) * max(query for query, _, _ in challenge["requests"])
+    block = challenge["heads"][0] * challenge["block_size"] * challenge["head_dim"]
+    positions = challenge["block_size"] * max(len(blocks) for _, _, blocks in challenge["requests"])
+    return max(2 * rows * block, positions)
+
+
+def drive(challenge: dict, attention) -> dict:
+    """Run the learner's function; record its output and the most elements that any tensor it made has room for."""
+    if challenge["case"] != "one block at a time":
+        return call(challenge, attention)
+    import torch
+
+    inputs = make_inputs(challenge)
+    with torch.no_grad(), _recorder(inputs) as recorder:
+        out = attention(*inputs)
+    recorder.see(out)
+    return {"out": plain(out), "largest": recorder.largest, "made": recorder.made}
+
+
+def _recorder(inputs: tuple):
+    """A mode that sees the result of every torch operation, and keeps the size of the largest storage made by one."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    given = {value.untyped_storage().data_ptr() for value in inputs if isinstance(value, torch.Tensor)}
+
+    class Recorder(TorchDispatchMode):
+        largest, made = 0, 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            result = function(*args, **(kwargs or {}))
+            for value in result if isinstance(result, (list, tuple)) else (result,):
+                self.see(value)
+            return result
+
+        def see(self, value) -> None:
+            if isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() not in given:
+                self.made += 1
+                self.largest = max(self.largest, math.ceil(value.untyped_storage().nbytes() / value.element_size()))
+
+    return Recorder()
+
+
+def judge(challenge: dict, transcript: dict, expected: dict) -> list[Case]:
+    """Outputs are determined; sizes stay below what one block of each request needs."""
+    case = compare(challenge, transcript["out"], expected["out"])
+    if case.passed and case.name == "one block at a time":
+        return [_judge_sizes(challenge, transcript)]
+    return [case]
+
+
+def _judge_sizes(challenge: dict, transcript: dict) -> Case:
+    most, largest, made = most_elements(challenge), transcript["largest"], transcript["made"]
+    blocks = max(len(blocks) for _, _, blocks in challenge["requests"])
+    message = ""
+    if type(made) is not int or made < blocks:
+        message = f"{made} tensors were made for a context of {blocks} blocks: use torch operations, block by block"
+    elif type(largest) is not int or largest > most:
+        message = f"a tensor of {largest} elements was made; one block at a time needs none above {most}"
+    return Case(challenge["case"], not message, message)
+
+
+def show(challenge: dict) -> str:
+    """Code that makes the inputs and calls the learner's function."""
+    return show_call(challenge, "paged_attention_blockwise")

@@ -1,0 +1,816 @@
+"""The prefix cache: a block pool that remembers what its blocks hold, also after their last holder has left.
+
+A run has *holders*, named by a letter, each with a list of blocks. Operations:
+
+- ``["match", holder, tokens, key]``: the holder's blocks are those that ``match`` returned;
+- ``["allocate", holder, n]``: ``n`` more blocks for the holder;
+- ``["admit", holder, tokens, key]``: what a scheduler does: ``match``, then ``allocate`` the blocks that the rest of
+  the prompt needs, and if that fails ``free`` the blocks of the hit;
+- ``["insert", tokens, names, key]``, ``["share", names]``, ``["free", names]``, ``["ref_count", block]``;
+- ``["finish", holder]``: ``free`` all its blocks, in the order of its table; the holder has none then.
+
+A name is a holder (all its blocks), ``[holder, i]``, or a number: an id that no pool can have given.
+"""
+
+from dataclasses import dataclass, field
+from random import Random
+
+from servelab.exercise import Case, CaseSpec
+from servelab.exercises.paged_kv import _steps as steps
+
+ANSWERS = ("PrefixCache",)
+CASES = (
+    CaseSpec("keeps the rules of a pool", hint=1, weight=1),
+    CaseSpec("refuses misuse", hint=1, weight=1),
+    CaseSpec("finds cached prefixes", hint=2, weight=3),
+    CaseSpec("leaves the last token to compute", hint=2, weight=2),
+    CaseSpec("caches full blocks only", hint=2, weight=1),
+    CaseSpec("tells prompts apart", hint=2, weight=3),
+    CaseSpec("keeps keys apart", hint=2, weight=1),
+    CaseSpec("revives cached blocks", hint=3, weight=2),
+    CaseSpec("forgets what it hands out", hint=3, weight=2),
+    CaseSpec("evicts the least recently used", hint=3, weight=3),
+    CaseSpec("failed admission changes nothing", hint=3, weight=2),
+    CaseSpec("lives with duplicates", hint=3, weight=1),
+    CaseSpec("long runs", hint=3, weight=2),
+)
+
+# Token ids of a 128k vocabulary; Python's hash() of the two tuples is the same number (64-bit CPython 3.8 to 3.13).
+COLLIDING = [40007, 55817, 101852, 101088], [113913, 38631, 124316, 1000]
+
+
+def _match(holder: str, tokens: list[int], key: str | None = None) -> list:
+    return ["match", holder, tokens, key]
+
+
+def _admit(holder: str, tokens: list[int], key: str | None = None) -> list:
+    return ["admit", holder, tokens, key]
+
+
+def _insert(tokens: list[int], names: list, key: str | None = None) -> list:
+    return ["insert", tokens, names, key]
+
+
+def _allocate(holder: str, n: int) -> list:
+    return ["allocate", holder, n]
+
+
+def _finish(holder: str) -> list:
+    return ["finish", holder]
+
+
+def _cached(holder: str, tokens: list[int], size: int, key: str | None = None) -> list[list]:
+    """A prompt that was computed, and whose blocks are still held."""
+    return [_allocate(holder, -(-len(tokens) // size)), _insert(tokens, [holder], key)]
+
+
+ONE, TWO, THREE = [1, 2], [1, 2, 3, 4], [1, 2, 3, 4, 5, 6]
+
+# case, num_blocks, block_size, operations
+DIRECTED: tuple[tuple[str, int, int, list[list]], ...] = (
+    (
+        "keeps the rules of a pool",
+        2,
+        2,
+        [_allocate("a", 0), _allocate("a", 2), _allocate("b", 1), ["free", [["a", 1]]], _allocate("b", 1)],
+    ),
+    (
+        "keeps the rules of a pool",
+        3,
+        2,
+        [_allocate("a", 2), ["share", ["a"]], ["free", ["a"]], _allocate("b", 2), ["free", ["a"]], _allocate("b", 3)],
+    ),
+    ("refuses misuse", 2, 2, [_allocate("a", -1), ["ref_count", -1], ["ref_count", 2], ["free", [0]], ["share", [1]]]),
+    (
+        "refuses misuse",
+        2,
+        2,
+        [_allocate("a", 1), ["free", ["a"]], ["free", ["a"]], ["share", ["a"]], _allocate("b", 2)],
+    ),
+    (
+        "refuses misuse",
+        2,
+        2,
+        [_allocate("a", 2), ["free", [-1]], ["share", [-1]], ["free", [["a", 0], 2]], ["share", [5]]],
+    ),
+    (
+        "refuses misuse",
+        2,
+        2,
+        [_allocate("a", 1), ["share", ["a"]], ["free", ["a", "a"]], ["share", ["a", "a"]], ["free", ["a"]]],
+    ),
+    # vllm#1584: a cached block is free, too
+    ("refuses misuse", 2, 2, [*_cached("a", ONE, 2), ["free", ["a"]], ["free", ["a"]], _match("b", [1, 2, 3])]),
+    ("refuses misuse", 2, 2, [_allocate("a", 1), ["free", ["a"]], _insert(ONE, ["a"]), _match("b", THREE)]),
+    ("refuses misuse", 3, 2, [_allocate("a", 1), _insert(TWO, ["a"]), _match("b", THREE)]),
+    (
+        "refuses misuse",
+        2,
+        2,
+        [_allocate("a", 2), _insert(TWO, [["a", 0], ["a", 0]]), _insert(ONE, [-1]), _match("b", THREE)],
+    ),
+    # vLLM test_prefill: a second request hits while the first still runs
+    ("finds cached prefixes", 3, 2, [_match("a", THREE), *_cached("a", TWO, 2), _match("b", THREE)]),
+    ("finds cached prefixes", 3, 2, [*_cached("a", TWO, 2), _finish("a"), _match("b", THREE), _finish("b")]),
+    ("finds cached prefixes", 3, 2, [*_cached("a", TWO, 2), _match("b", [1, 2, 9, 4, 5]), _match("c", [9, 2, 3])]),
+    ("finds cached prefixes", 4, 1, [*_cached("a", [7, 7, 8], 1), _finish("a"), _match("b", [7, 7, 8, 8])]),
+    (
+        "finds cached prefixes",
+        4,
+        2,
+        [_allocate("a", 4), _insert(ONE, ["a"]), _insert([1, 2, 3, 4, 5], ["a"]), _match("b", THREE)],
+    ),
+    # vLLM test_prefix_caching_for_multi_turn: the next turn brings prompt and answer back
+    (
+        "finds cached prefixes",
+        6,
+        2,
+        [
+            _admit("a", [1, 2, 3, 4, 5]),
+            _insert([1, 2, 3, 4, 5], ["a"]),
+            _allocate("a", 1),
+            _insert([1, 2, 3, 4, 5, 6, 7], ["a"]),
+            _finish("a"),
+            _admit("b", [1, 2, 3, 4, 5, 6, 7, 8, 9]),
+        ],
+    ),
+    # a block that is gone ends the hit, also where later blocks are still there
+    (
+        "finds cached prefixes",
+        3,
+        2,
+        [
+            *_cached("a", THREE, 2),
+            ["free", [["a", 0]]],
+            ["free", [["a", 1], ["a", 2]]],
+            _allocate("b", 1),
+            _match("c", [*THREE, 7]),
+        ],
+    ),
+    # vllm PR#11186 and PR#17999, nano-vllm#114: a prompt that is cached to its end
+    (
+        "leaves the last token to compute",
+        3,
+        2,
+        [_match("b", []), _match("b", [1]), *_cached("a", ONE, 2), _match("b", []), _match("b", ONE)],
+    ),
+    (
+        "leaves the last token to compute",
+        3,
+        2,
+        [*_cached("a", TWO, 2), _match("b", TWO), _match("c", [1, 2, 3]), _match("d", [*TWO, 5])],
+    ),
+    ("leaves the last token to compute", 3, 1, [*_cached("a", [7, 8], 1), _match("b", [7, 8]), _match("c", [7])]),
+    (
+        "leaves the last token to compute",
+        4,
+        2,
+        [
+            *_cached("a", TWO, 2),
+            _finish("a"),
+            _admit("b", TWO),
+            _insert(TWO, ["b"]),
+            _finish("b"),
+            _match("c", THREE),
+        ],
+    ),
+    (
+        "caches full blocks only",
+        3,
+        2,
+        [*_cached("a", [1, 2, 3], 2), _match("b", [1, 2, 3, 4, 5]), _match("c", [1, 2, 3, 9])],
+    ),
+    ("caches full blocks only", 2, 2, [_insert([], []), *_cached("a", [1], 2), _match("b", [1, 2, 3])]),
+    (
+        "caches full blocks only",
+        3,
+        4,
+        [*_cached("a", [1, 2, 3, 4, 5, 6, 7], 4), _match("b", [1, 2, 3, 4, 5, 6, 7, 8, 9])],
+    ),
+    # the part-filled block is free and uncached, so it goes before any cached block does
+    (
+        "caches full blocks only",
+        4,
+        2,
+        [*_cached("a", [7, 8], 2), _finish("a"), *_cached("b", [1, 2, 3], 2), _finish("b"), _allocate("c", 2)],
+    ),
+    # the same four tokens after another beginning, and at the beginning
+    (
+        "tells prompts apart",
+        4,
+        2,
+        [*_cached("a", TWO, 2), *_cached("b", [5, 6], 2), _match("c", [5, 6, 3, 4, 9]), _match("d", [3, 4, 9])],
+    ),
+    ("tells prompts apart", 2, 2, [*_cached("a", ONE, 2), _match("b", [2, 1, 3]), _match("c", [1, 1, 2])]),
+    ("tells prompts apart", 2, 2, [*_cached("a", ONE, 2), _match("b", [9, 2, 3]), _match("c", [1, 9, 3])]),
+    ("tells prompts apart", 2, 2, [*_cached("a", [1, 23], 2), _match("b", [12, 3, 4]), _match("c", [1, 23, 4])]),
+    # NVIDIA/Megatron-LM PR#4158: a polynomial hash with factor 31 is 64 for both
+    ("tells prompts apart", 2, 2, [*_cached("a", [1, 33], 2), _match("b", [2, 2, 3])]),
+    # vllm PR#12621: Python's hash() gives these two the same number
+    ("tells prompts apart", 2, 4, [*_cached("a", COLLIDING[0], 4), ["match", "b", [*COLLIDING[1], 5], None]]),
+    (
+        "tells prompts apart",
+        4,
+        4,
+        [*_cached("a", [9, 9, 9, 9, *COLLIDING[0]], 4), ["match", "b", [9, 9, 9, 9, *COLLIDING[1], 5], None]],
+    ),
+    (
+        "tells prompts apart",
+        4,
+        1,
+        [*_cached("a", [1, 2, 3], 1), _match("b", [2, 3, 4]), _match("c", [1, 3, 4]), _match("d", [1, 2, 4])],
+    ),
+    # vLLM test_cache_key_salting: the same tokens under another key
+    (
+        "keeps keys apart",
+        3,
+        2,
+        [
+            *_cached("a", ONE, 2, "blue"),
+            *[_match(name, [1, 2, 3], key) for name, key in (("b", None), ("c", "red"), ("d", "blue"))],
+        ],
+    ),
+    ("keeps keys apart", 3, 2, [*_cached("a", ONE, 2), _match("b", [1, 2, 3], "blue"), _match("c", [1, 2, 3])]),
+    ("keeps keys apart", 2, 2, [*_cached("a", ONE, 2, "None"), _match("b", [1, 2, 3]), _match("c", [1, 2, 3], "")]),
+    (
+        "keeps keys apart",
+        4,
+        2,
+        [
+            *_cached("a", TWO, 2, "blue"),
+            *_cached("b", TWO, 2, "red"),
+            _match("c", THREE, "red"),
+            _match("d", THREE, "blue"),
+        ],
+    ),
+    # vLLM test_computed_blocks_not_evicted, vllm PR#10507: a hit must survive its own request's allocation; and
+    # vLLM test_evictable_cached_blocks_not_double_allocated: what a hit took is no longer free
+    (
+        "revives cached blocks",
+        3,
+        2,
+        [*_cached("a", TWO, 2), _finish("a"), _match("b", THREE), _allocate("b", 1), _allocate("c", 1)],
+    ),
+    ("revives cached blocks", 2, 2, [*_cached("a", TWO, 2), _finish("a"), _admit("b", THREE), _admit("c", TWO)]),
+    (
+        "revives cached blocks",
+        2,
+        2,
+        [*_cached("a", ONE, 2), ["free", ["a"]], _allocate("b", 1), ["share", ["a"]], _allocate("c", 1)],
+    ),
+    (
+        "revives cached blocks",
+        3,
+        2,
+        [
+            *_cached("a", TWO, 2),
+            _finish("a"),
+            _match("b", THREE),
+            _match("c", THREE),
+            _finish("b"),
+            _allocate("d", 2),
+            _allocate("d", 1),
+            _finish("c"),
+            _allocate("d", 2),
+        ],
+    ),
+    # nano-vllm#163: a stale entry lets a later request read another one's keys and values
+    (
+        "forgets what it hands out",
+        2,
+        2,
+        [
+            *_cached("a", ONE, 2),
+            _finish("a"),
+            _allocate("b", 2),
+            _match("c", [1, 2, 3]),
+            _finish("b"),
+            _match("c", [1, 2, 3]),
+        ],
+    ),
+    (
+        "forgets what it hands out",
+        1,
+        2,
+        [
+            *_cached("a", ONE, 2),
+            _finish("a"),
+            *_cached("b", [3, 4], 2),
+            _finish("b"),
+            _match("c", [1, 2, 9]),
+            _match("d", [3, 4, 9]),
+        ],
+    ),
+    # a block that was handed out and came back without an insert is an uncached one
+    (
+        "forgets what it hands out",
+        2,
+        2,
+        [
+            *_cached("a", ONE, 2),
+            *_cached("b", [3, 4], 2),
+            _finish("a"),
+            _finish("b"),
+            _allocate("c", 1),
+            _finish("c"),
+            _allocate("d", 1),
+            _match("e", [3, 4, 5]),
+        ],
+    ),
+    # vLLM test_hash_block_correct_reuse: a reused block that becomes a part-filled tail is not cached
+    (
+        "forgets what it hands out",
+        2,
+        2,
+        [
+            *_cached("a", TWO, 2),
+            _finish("a"),
+            *_cached("b", [5, 6, 7], 2),
+            _finish("b"),
+            _match("c", THREE),
+            _match("d", [5, 6, 7]),
+        ],
+    ),
+    # vLLM test_evict: tail before head, so that what is left is still a prefix
+    (
+        "evicts the least recently used",
+        3,
+        2,
+        [*_cached("a", THREE, 2), _finish("a"), _allocate("b", 1), _match("c", [*THREE, 7])],
+    ),
+    (
+        "evicts the least recently used",
+        2,
+        2,
+        [
+            *_cached("a", ONE, 2),
+            *_cached("b", [3, 4], 2),
+            _finish("b"),
+            _finish("a"),
+            _allocate("c", 1),
+            _allocate("c", 1),
+        ],
+    ),
+    # a hit makes a block recent again
+    (
+        "evicts the least recently used",
+        2,
+        2,
+        [
+            *_cached("a", ONE, 2),
+            *_cached("b", [3, 4], 2),
+            _finish("a"),
+            _finish("b"),
+            _match("c", [1, 2, 9]),
+            _finish("c"),
+            _allocate("d", 1),
+            _match("e", [1, 2, 9]),
+        ],
+    ),
+    # free and uncached blocks first
+    (
+        "evicts the least recently used",
+        4,
+        2,
+        [
+            *_cached("a", ONE, 2),
+            _finish("a"),
+            _allocate("b", 1),
+            _finish("b"),
+            _allocate("c", 3),
+            _match("d", [1, 2, 9]),
+        ],
+    ),
+    # never a block that somebody holds
+    (
+        "evicts the least recently used",
+        3,
+        2,
+        [
+            *_cached("a", TWO, 2),
+            *_cached("b", [3, 4], 2),
+            _finish("b"),
+            _allocate("c", 1),
+            _allocate("c", 1),
+            _match("d", THREE),
+        ],
+    ),
+    (
+        "evicts the least recently used",
+        5,
+        2,
+        [*_cached("a", THREE, 2), *_cached("b", [7, 8, 9, 9], 2), _finish("a"), _finish("b"), *[_allocate("c", 1)] * 5],
+    ),
+    (
+        "evicts the least recently used",
+        10,
+        2,
+        [
+            *_cached("a", list(range(11)), 2),
+            *_cached("b", list(range(20, 26)), 2),
+            _finish("a"),
+            _finish("b"),
+            _match("c", [0, 1, 2, 3, 9]),
+            _allocate("d", 3),
+            _allocate("d", 3),
+            _finish("c"),
+            _allocate("d", 4),
+        ],
+    ),
+    # vllm#11562 -> PR#11565, and vLLM test_prefill_not_enough_free_blocks_with_computed_blocks
+    (
+        "failed admission changes nothing",
+        3,
+        2,
+        [*_cached("a", TWO, 2), _finish("a"), _allocate("b", 1), _admit("c", [*THREE, 7]), _match("d", THREE)],
+    ),
+    # an allocation that fails evicts nothing
+    (
+        "failed admission changes nothing",
+        2,
+        2,
+        [
+            *_cached("a", ONE, 2),
+            _finish("a"),
+            _allocate("b", 3),
+            _match("c", [1, 2, 3]),
+            _allocate("b", 2),
+            _allocate("b", 1),
+        ],
+    ),
+    (
+        "failed admission changes nothing",
+        4,
+        2,
+        [
+            *_cached("a", TWO, 2),
+            _admit("b", [*THREE, *THREE]),
+            _finish("a"),
+            _admit("b", [*THREE, 7, 8]),
+            _admit("c", [*THREE, 7]),
+        ],
+    ),
+    # nano-vllm#219: two requests with one prompt in flight at once
+    (
+        "lives with duplicates",
+        4,
+        2,
+        [
+            _admit("a", TWO),
+            _admit("b", TWO),
+            _insert(TWO, ["a"]),
+            _insert(TWO, ["b"]),
+            _match("c", THREE),
+            _finish("a"),
+            _finish("b"),
+            _finish("c"),
+            _match("d", THREE),
+            _allocate("e", 2),
+            _allocate("e", 1),
+            _finish("d"),
+            _allocate("e", 2),
+            _match("f", THREE),
+        ],
+    ),
+    (
+        "lives with duplicates",
+        2,
+        2,
+        [
+            *_cached("a", ONE, 2),
+            *_cached("b", ONE, 2),
+            _finish("b"),
+            _allocate("c", 1),
+            _finish("a"),
+            _allocate("c", 1),
+            _match("d", [1, 2, 3]),
+        ],
+    ),
+)
+
+
+def challenges(rng: Random) -> list[dict]:
+    """Directed cases, then random runs of requests that share prompts, on a pool under pressure."""
+    directed = [
+        {"case": case, "num_blocks": blocks, "block_size": size, "ops": ops} for case, blocks, size, ops in DIRECTED
+    ]
+    return [*directed, *(_random_run(rng, size, blocks) for size, blocks in ((1, 7), (2, 12), (3, 20)))]
+
+
+def _random_run(rng: Random, block_size: int, num_blocks: int, length: int = 70) -> dict:
+    """Requests come, register what they computed, grow by a token, and leave; a vocabulary of three tokens."""
+    prompts = [[rng.randrange(3) for _ in range(rng.randint(1, 3) * block_size)] for _ in range(3)]
+    running: dict[str, tuple[list[int], str | None]] = {}
+    ops: list[list] = []
+    for number in range(length):
+        choice = rng.random()
+        if not running or choice < 0.3:
+            name, key = f"r{number}", rng.choice([None, None, "blue"])
+            tokens = [*rng.choice(prompts), *(rng.randrange(3) for _ in range(rng.randint(0, 2 * block_size)))]
+            running[name] = tokens, key
+            ops.append(["admit", name, tokens, key])
+            continue
+        name = rng.choice(list(running))
+        tokens, key = running[name]
+        if choice < 0.6:
+            ops.append(["insert", tokens[: rng.randint(0, len(tokens)) if choice < 0.4 else len(tokens)], [name], key])
+        elif choice < 0.7:
+            ops.append(["allocate", name, 1])
+        else:
+            ops.append(["finish", name])
+            del running[name]
+    return {"case": "long runs", "num_blocks": num_blocks, "block_size": block_size, "ops": ops}
+
+
+def _resolve(names: list, tables: dict[str, list[int]]) -> list[int]:
+    blocks: list[int] = []
+    for name in names:
+        if isinstance(name, int):
+            blocks.append(name)
+        else:
+            blocks += tables.get(name, []) if isinstance(name, str) else [tables[name[0]][name[1]]]
+    return blocks
+
+
+class _Run:
+    """A run on the learner's cache: who holds which blocks, and the outcome of every call."""
+
+    def __init__(self, cache, block_size: int):
+        self.cache, self.block_size = cache, block_size
+        self.tables: dict[str, list[int]] = {}
+
+    def call(self, method: str, *arguments) -> dict:
+        return steps.attempt(lambda: getattr(self.cache, method)(*arguments))
+
+    def match(self, holder: str, tokens: list[int], key: str | None) -> list[dict]:
+        outcome = self.call("match", tokens) if key is None else self.call("match", tokens, key)
+        match outcome:
+            case {"returned": [[*blocks], _]}:
+                self.tables[holder] = blocks
+            case _:  # for the judge to see
+                self.tables[holder] = []
+        return [outcome]
+
+    def allocate(self, holder: str, n: int) -> list[dict]:
+        outcome = self.call("allocate", n)
+        if isinstance(outcome.get("returned"), list):
+            self.tables.setdefault(holder, []).extend(outcome["returned"])
+        return [outcome]
+
+    def admit(self, holder: str, tokens: list[int], key: str | None) -> list[dict]:
+        calls = self.match(holder, tokens, key)
+        calls += self.allocate(holder, -(-len(tokens) // self.block_size) - len(self.tables[holder]))
+        if "raised" in calls[-1]:
+            calls += self.finish(holder)
+        return calls
+
+    def finish(self, holder: str) -> list[dict]:
+        return [self.call("free", self.tables.pop(holder, []))]
+
+    def insert(self, tokens: list[int], names: list, key: str | None) -> list[dict]:
+        blocks = _resolve(names, self.tables)
+        return [self.call("insert", tokens, blocks, *([] if key is None else [key]))]
+
+    def share(self, names: list) -> list[dict]:
+        return [self.call("share", _resolve(names, self.tables))]
+
+    def free(self, names: list) -> list[dict]:
+        return [self.call("free", _resolve(names, self.tables))]
+
+    def ref_count(self, block: int) -> list[dict]:
+        return [self.call("ref_count", block)]
+
+
+def drive(challenge: dict, cache_class) -> list[dict]:
+    """Run the operations and write down the outcome of each call and what the pool then says about itself."""
+    cache = cache_class(challenge["num_blocks"], challenge["block_size"])
+    run = _Run(cache, challenge["block_size"])
+    transcript = [steps.pool_state(cache, challenge["num_blocks"])]
+    for name, *arguments in challenge["ops"]:
+        try:
+            calls = getattr(run, name)(*arguments)
+        except (IndexError, KeyError, TypeError):  # an earlier call went wrong: the judge stops there
+            break
+        transcript.append({"calls": calls} | steps.pool_state(cache, challenge["num_blocks"]))
+    return transcript
+
+
+@dataclass
+class Content:
+    """Tokens after a beginning, under a key: what one full block can hold.
+
+    ``certain`` is whether every sound cache finds it. Designs differ once one of two duplicates has been handed out, or
+    the block before it: then a miss is as good as a hit.
+    """
+
+    children: list["Content"] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)
+    certain: bool = True
+
+
+class Referee:
+    """The rules of a prefix cache: who holds each block, what it holds, and since when nobody holds it."""
+
+    def __init__(self, challenge: dict):
+        self.ops, self.block_size = challenge["ops"], challenge["block_size"]
+        self.holders = [0] * challenge["num_blocks"]
+        self.content: dict[int, Content] = {}
+        self.known: dict[tuple, Content] = {}
+        self.left: dict[int, tuple[int, int]] = {}  # when the last holder left: earlier is evicted first
+        self.tables: dict[str, list[int]] = {}
+        self.now, self.outcomes = 0, iter(())
+
+    def follow(self, transcript: list) -> None:
+        """Follow a run. Raises `Broken` at the first step that breaks a rule."""
+        steps.require_state("new cache", self.holders, steps.entry(transcript, 0))
+        for step, (name, *arguments) in enumerate(self.ops, start=1):
+            self.now, outcome = step, steps.entry(transcript, step)
+            self.outcomes = iter(outcome["calls"])
+            getattr(self, name)(*arguments)
+            steps.require_state(f"after step {self.now}, {_shown(name, arguments)}", self.holders, outcome)
+
+    def where(self, method: str, *arguments) -> str:
+        return f"step {self.now}, {method}({', '.join(map(repr, arguments))})"
+
+    def path(self, tokens: list[int], key: str | None) -> list[Content]:
+        """The contents of the full blocks of ``tokens``."""
+        path, parent = [], None
+        for start in range(0, len(tokens) - self.block_size + 1, self.block_size):
+            name = id(parent), tuple(tokens[start : start + self.block_size]), key
+            if name not in self.known:
+                self.known[name] = Content()
+                if parent:
+                    parent.children.append(self.known[name])
+            parent = self.known[name]
+            path.append(parent)
+        return path
+
+    def match(self, holder: str, tokens: list[int], key: str | None) -> None:
+        where, outcome = self.where("match", tokens, *([] if key is None else [key])), next(self.outcomes)
+        steps.require_done(where, outcome)
+        path = self.path(tokens[:-1], key)
+        live = next((i for i, content in enumerate(path) if not content.blocks), len(path))
+        certain = next((i for i, content in enumerate(path[:live]) if not content.certain), live)
+        returned = outcome["returned"]
+        blocks = returned[0] if isinstance(returned, list) and len(returned) == 2 else None
+        if not (steps.are_ids(blocks) and certain <= len(blocks) <= live):
+            due = " or ".join(str(n * self.block_size) for n in dict.fromkeys((certain, live)))
+            raise steps.Broken(f"{where}: expected a hit of {due} tokens, got {steps.text(outcome)}")
+        for position, (block, content) in enumerate(zip(blocks, path, strict=False)):
+            if block not in content.blocks:
+                due = " or ".join(map(str, content.blocks))
+                raise steps.Broken(f"{where}: expected block {due} at position {position} of the hit, got {block}")
+        steps.require(f"{where}: n_tokens", len(blocks) * self.block_size, returned[1])
+        self.tables[holder] = list(blocks)
+        for block in blocks:
+            self.holders[block] += 1
+
+    def allocate(self, holder: str, n: int) -> None:
+        where, outcome = self.where("allocate", n), next(self.outcomes)
+        free = [block for block, count in enumerate(self.holders) if not count]
+        if n < 0:
+            steps.require_raised(where, "ValueError", outcome)
+        elif n > len(free):
+            steps.require_raised(where, "OutOfBlocks", outcome)
+        else:
+            got = outcome.get("returned")
+            if not (steps.are_ids(got) and len(got) == n and set(got) <= set(free)):
+                raise steps.Broken(
+                    f"{where}: expected {n} of the free blocks {free}, each once, got {steps.text(outcome)}"
+                )
+            self.require_eviction_order(where, free, set(got))
+            self.tables.setdefault(holder, []).extend(got)
+            for block in got:
+                self.forget(block)
+                self.holders[block] = 1
+
+    def require_eviction_order(self, where: str, free: list[int], got: set[int]) -> None:
+        cached = sorted((block for block in free if self.is_cached(block)), key=self.left.__getitem__)
+        evicted = [block for block in cached if block in got]
+        spared = [block for block in free if block not in self.content and block not in got]
+        if evicted and spared:
+            raise steps.Broken(f"{where}: expected uncached block {spared[0]} to go first, got {sorted(got)}")
+        due = cached[: len(evicted)]
+        if evicted != due:
+            raise steps.Broken(f"{where}: expected {due} to be evicted, least recently used first, got {evicted}")
+
+    def is_cached(self, block: int) -> bool:
+        """Whether every sound cache still has what the block holds."""
+        content = self.content.get(block)
+        return content is not None and content.certain and len(content.blocks) == 1
+
+    def forget(self, block: int) -> None:
+        """The block is handed out: what it held is gone, and what hangs on it may be."""
+        content = self.content.pop(block, None)
+        if content is None:
+            return
+        content.blocks.remove(block)
+        content.certain = not content.blocks
+        below = list(content.children) if not content.blocks else []
+        while below:
+            child = below.pop()
+            child.certain = not child.blocks
+            below += child.children
+
+    def insert(self, tokens: list[int], names: list, key: str | None) -> None:
+        blocks = _resolve(names, self.tables)
+        where = self.where("insert", tokens, blocks, *([] if key is None else [key]))
+        outcome, path = next(self.outcomes), self.path(tokens, key)
+        if len(blocks) < len(path) or not self.are_held(blocks):
+            return steps.require_raised(where, "ValueError", outcome)
+        steps.require_done(where, outcome)
+        for block, content in zip(blocks, path, strict=False):
+            if block not in content.blocks:
+                content.blocks.append(block)
+                self.content[block] = content
+            content.certain = content.certain or len(content.blocks) == 1
+
+    def share(self, names: list) -> None:
+        blocks = _resolve(names, self.tables)
+        where, outcome = self.where("share", blocks), next(self.outcomes)
+        if not self.are_held(blocks, or_cached=True):
+            return steps.require_raised(where, "ValueError", outcome)
+        steps.require_done(where, outcome)
+        for block in blocks:
+            self.holders[block] += 1
+
+    def free(self, names: list) -> None:
+        self.leave(_resolve(names, self.tables))
+
+    def finish(self, holder: str) -> None:
+        self.leave(self.tables.pop(holder, []))
+
+    def leave(self, blocks: list[int]) -> None:
+        where, outcome = self.where("free", blocks), next(self.outcomes)
+        if not self.are_held(blocks):
+            return steps.require_raised(where, "ValueError", outcome)
+        steps.require_done(where, outcome)
+        for position, block in enumerate(blocks):
+            self.holders[block] -= 1
+            self.left[block] = self.now, -position
+
+    def are_held(self, blocks: list[int], or_cached: bool = False) -> bool:
+        exist = len(set(blocks)) == len(blocks) and all(0 <= block < len(self.holders) for block in blocks)
+        return exist and all(self.holders[block] or (or_cached and self.is_cached(block)) for block in blocks)
+
+    def admit(self, holder: str, tokens: list[int], key: str | None) -> None:
+        self.match(holder, tokens, key)
+        needed = -(-len(tokens) // self.block_size) - len(self.tables[holder])
+        possible = needed <= self.holders.count(0)
+        self.allocate(holder, needed)
+        if not possible:
+            self.finish(holder)
+
+    def ref_count(self, block: int) -> None:
+        where, outcome = self.where("ref_count", block), next(self.outcomes)
+        if 0 <= block < len(self.holders):
+            steps.require_returned(where, self.holders[block], outcome)
+        else:
+            steps.require_raised(where, "ValueError", outcome)
+
+
+def judge(challenge: dict, transcript: list, expected: list) -> list[Case]:
+    """Follow the run with a model of the rules: any choice of ids is right, and any sound way with duplicates."""
+    return steps.judged(challenge, Referee(challenge).follow, transcript)
+
+
+def _shown(name: str, arguments: list) -> str:
+    return f"{name}({', '.join(map(repr, arguments))})"
+
+
+def show(challenge: dict) -> str:
+    """The run as Python; a holder's letter names the list of its blocks."""
+    lines = [f"cache = PrefixCache(num_blocks={challenge['num_blocks']}, block_size={challenge['block_size']})"]
+    held: set[str] = set()
+    for name, *arguments in challenge["ops"]:
+        lines += _as_python(name, arguments, challenge["block_size"], held)
+    return "\n".join(lines)
+
+
+def _as_python(name: str, arguments: list, block_size: int, held: set[str]) -> list[str]:
+    if name in ("match", "admit"):
+        holder, tokens, key = arguments
+        held.add(holder)
+        call = [f"{holder}, n_tokens = cache.match({tokens}{'' if key is None else f', {key!r}'})"]
+        needed = -(-len(tokens) // block_size)
+        rest = f"{holder} += cache.allocate({needed} - len({holder}))  # if this raises: cache.free({holder})"
+        return call + ([rest] if name == "admit" else [])
+    if name == "allocate":
+        holder, n = arguments
+        sign = "+=" if holder in held else "="
+        held.add(holder)
+        return [f"{holder} {sign} cache.allocate({n})"]
+    if name == "finish":
+        held.discard(arguments[0])
+        return [f"cache.free({arguments[0]})"]
+    if name == "insert":
+        tokens, names, key = arguments
+        return [f"cache.insert({tokens}, {_names(names)}{'' if key is None else f', {key!r}'})"]
+    return [f"cache.{name}({arguments[0] if name == 'ref_count' else _names(arguments[0])})"]
+
+
+def _names(names: list) -> str:
+    if len(names) == 1 and isinstance(names[0], str):
+        return names[0]
+    parts = [n if isinstance(n, str) else str(n) if isinstance(n, int) else f"{n[0]}[{n[1]}]" for n in names]
+    return " + ".join(parts) if all(isinstance(n, str) for n in names) and parts else f"[{', '.join(parts)}]"

@@ -1,0 +1,178 @@
+"""Check of `violations`: every broken state beside a sound one that differs from it in one thing."""
+
+from copy import deepcopy
+from random import Random
+
+from servelab.exercise import Case, CaseSpec
+from servelab.plain import plain
+
+ANSWERS = ("violations",)
+CASES = (
+    CaseSpec("leaked block", hint=2),
+    CaseSpec("free and held", hint=2),
+    CaseSpec("free and cached", hint=2),
+    CaseSpec("cached and held", hint=2),
+    CaseSpec("listed twice", hint=2),
+    CaseSpec("wrong reference count", hint=3, weight=2),
+    CaseSpec("twice in one table", hint=3),
+    CaseSpec("id out of range", hint=1),
+)
+
+
+def challenges(rng: Random) -> list[dict]:
+    """Pairs of states, small ones by hand, then random ones with one fault each. Smallest first."""
+    made = [*_by_hand()]
+    faults = (_leak, _free_and_held, _free_and_cached, _cached_and_held, _listed_twice, _wrong_count, _twice, _range)
+    for fault in faults:
+        made += [{"case": case, "sound": sound, "broken": broken} for case, sound, broken in fault(rng)]
+    return made
+
+
+def _state(num_blocks: int, free=(), cached=(), tables=None, refs=None) -> dict:
+    """A snapshot. Reference counts follow from the tables where none are given; their keys are text, as JSON wants."""
+    tables = {name: list(blocks) for name, blocks in (tables or {}).items()}
+    holders: dict[str, int] = {}
+    for blocks in tables.values():
+        for block in dict.fromkeys(blocks):
+            holders[str(block)] = holders.get(str(block), 0) + 1
+    refs = holders if refs is None else {str(block): count for block, count in refs.items()}
+    return {"num_blocks": num_blocks, "free": list(free), "cached": list(cached), "refs": refs, "tables": tables}
+
+
+def _by_hand() -> list[dict]:
+    shared = {"a": [0, 1], "b": [0, 2]}
+    pairs = [
+        ("leaked block", _state(0), _state(1)),
+        ("leaked block", _state(2, cached=[1, 0]), _state(2, cached=[1])),
+        ("leaked block", _state(2, [1], tables={"a": [0]}), _state(2, tables={"a": [0]})),
+        ("free and held", _state(1, tables={"a": [0]}), _state(1, [0], tables={"a": [0]})),
+        ("free and held", _state(3, tables=shared), _state(3, [2], tables=shared)),
+        ("free and cached", _state(1, cached=[0]), _state(1, [0], [0])),
+        ("cached and held", _state(1, tables={"a": [0], "b": []}), _state(1, cached=[0], tables={"a": [0], "b": []})),
+        ("listed twice", _state(2, [1, 0]), _state(2, [1, 0, 1])),
+        ("listed twice", _state(2, [1], [0]), _state(2, [1], [0, 0])),
+        ("wrong reference count", _state(3, tables=shared), _state(3, tables=shared, refs={0: 1, 1: 1, 2: 1})),
+        ("wrong reference count", _state(3, tables=shared), _state(3, tables=shared, refs={0: 2, 1: 1, 2: 2})),
+        ("wrong reference count", _state(1, [0], tables={"a": []}), _state(1, [0], refs={0: 1})),
+        ("wrong reference count", _state(1, tables={"a": [0]}), _state(1, tables={"a": [0]}, refs={})),
+        ("wrong reference count", _state(1, [0], refs={0: 0}), _state(1, [0], refs={0: -1})),
+        ("wrong reference count", _state(2, tables={"a": [0, 1]}), _state(2, tables={"a": [0]}, refs={0: 1, 1: 1})),
+        ("twice in one table", _state(2, tables={"a": [0, 1]}), _state(1, tables={"a": [0, 0]})),
+        ("twice in one table", _state(2, tables={"a": [0, 1]}), _state(2, tables={"a": [0, 1, 0]}, refs={0: 2, 1: 1})),
+        ("id out of range", _state(2, [0, 1]), _state(2, [0, 1, 2])),
+        ("id out of range", _state(2, [0], [1]), _state(2, [0], [1, 7])),
+        ("id out of range", _state(2, [0, 1]), _state(2, [0, 1], refs={2: 0})),
+        ("id out of range", _state(2, [0, 1], tables={"a": []}), _state(2, [0, 1], tables={"a": [-1]})),
+        ("id out of range", _state(2, [0, 1], tables={"a": []}), _state(2, [0, 1], tables={"a": [2]})),
+    ]
+    return [{"case": case, "sound": sound, "broken": broken} for case, sound, broken in pairs]
+
+
+def _sound(rng: Random) -> dict:
+    """A server at work: some blocks shared by two or three tables, some cached, some free."""
+    num_blocks = rng.randint(9, 14)
+    ids = rng.sample(range(num_blocks), num_blocks)
+    prefix, own = ids[:2], ids[2:5]
+    tables = {name: [*prefix, block] for name, block in zip("abc", own, strict=True)}
+    tables["d"], cut = [ids[5]], rng.randint(7, num_blocks - 1)
+    return _state(num_blocks, ids[cut:], ids[6:cut], tables)
+
+
+def _leak(rng: Random):
+    sound = _sound(rng)
+    yield "leaked block", sound, {**sound, "free": sound["free"][1:]}
+    yield "leaked block", sound, {**sound, "cached": sound["cached"][:-1]}
+    tables = {name: blocks for name, blocks in sound["tables"].items() if name != "d"}
+    refs = {block: n for block, n in sound["refs"].items() if block != str(sound["tables"]["d"][0])}
+    yield "leaked block", sound, {**sound, "tables": tables, "refs": refs}
+
+
+def _free_and_held(rng: Random):
+    sound = _sound(rng)
+    for name in ("a", "d"):
+        yield "free and held", sound, {**sound, "free": [*sound["free"], sound["tables"][name][-1]]}
+
+
+def _free_and_cached(rng: Random):
+    sound = _sound(rng)
+    yield "free and cached", sound, {**sound, "free": [*sound["free"], rng.choice(sound["cached"])]}
+    yield "free and cached", sound, {**sound, "cached": [rng.choice(sound["free"]), *sound["cached"]]}
+
+
+def _cached_and_held(rng: Random):
+    sound = _sound(rng)
+    for name in ("b", "d"):
+        yield "cached and held", sound, {**sound, "cached": [sound["tables"][name][0], *sound["cached"]]}
+
+
+def _listed_twice(rng: Random):
+    sound = _sound(rng)
+    for key in ("free", "cached"):
+        yield "listed twice", sound, {**sound, key: [*sound[key], rng.choice(sound[key])]}
+
+
+def _wrong_count(rng: Random):
+    sound = _sound(rng)
+    for block in (sound["tables"]["a"][0], sound["tables"]["c"][2]):
+        for step in (-1, 1):
+            refs = {**sound["refs"], str(block): sound["refs"][str(block)] + step}
+            yield "wrong reference count", sound, {**sound, "refs": refs}
+    without = {name: blocks for name, blocks in sound["tables"].items() if name != "b"}
+    only = sound["tables"]["b"][2]
+    kept = {block: count for block, count in sound["refs"].items() if block != str(only)}
+    yield "wrong reference count", sound, {**sound, "tables": without, "free": [*sound["free"], only], "refs": kept}
+    late = {**sound["refs"], str(sound["free"][0]): 1}
+    yield "wrong reference count", {**sound, "refs": {**late, str(sound["free"][0]): 0}}, {**sound, "refs": late}
+
+
+def _twice(rng: Random):
+    sound = _sound(rng)
+    table = sound["tables"]["c"]
+    tables = {**sound["tables"], "c": [*table, table[0]]}
+    for more in (0, 1):
+        refs = {**sound["refs"], str(table[0]): sound["refs"][str(table[0])] + more}
+        yield "twice in one table", sound, {**sound, "tables": tables, "refs": refs}
+
+
+def _range(rng: Random):
+    sound = _sound(rng)
+    n = sound["num_blocks"]
+    yield "id out of range", sound, {**sound, "free": [*sound["free"], n]}
+    yield "id out of range", sound, {**sound, "cached": [-1, *sound["cached"]]}
+    tables = {**sound["tables"], "d": [*sound["tables"]["d"], n + 3]}
+    yield "id out of range", sound, {**sound, "tables": tables, "refs": {**sound["refs"], str(n + 3): 1}}
+
+
+def snapshot(state: dict) -> dict:
+    """A state as the learner's function gets it: a copy of its own, with the blocks of ``refs`` as numbers."""
+    copy = deepcopy(state)
+    return {**copy, "refs": {int(block): count for block, count in copy["refs"].items()}}
+
+
+def drive(challenge: dict, violations) -> dict:
+    """What the learner's function reports on the sound state and on the broken one."""
+    return {which: plain(violations(snapshot(challenge[which]))) for which in ("sound", "broken")}
+
+
+def judge(challenge: dict, transcript: dict, expected: dict) -> list[Case]:
+    """Whether something was reported is determined; how it is worded is not."""
+    problem = ""
+    for which in ("sound", "broken"):
+        found = transcript[which]
+        if not isinstance(found, list) or not all(isinstance(line, str) for line in found):
+            problem = problem or f"expected a list of text on the {which} state, got {str(found)[:80]}"
+    if not problem and transcript["sound"]:
+        problem = f"this state is sound: {_readable(challenge['sound'])}; reported: {transcript['sound'][0][:80]}"
+    if not problem and not transcript["broken"]:
+        problem = f"nothing reported on {_readable(challenge['broken'])}"
+    return [Case(challenge["case"], not problem, problem)]
+
+
+def _readable(state: dict) -> str:
+    return ", ".join(f"{key}={snapshot(state)[key]}" for key in ("num_blocks", "free", "cached", "refs", "tables"))
+
+
+def show(challenge: dict) -> str:
+    """Both states, as Python to paste."""
+    calls = (("[]", "sound"), ("at least one line", "broken"))
+    return "\n".join(f"violations({snapshot(challenge[which])})  # expected: {text}" for text, which in calls)

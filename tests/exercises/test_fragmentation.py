@@ -1,0 +1,51 @@
+"""What the text of the fragmentation exercise claims about its reference, on the course's own trace."""
+
+import pytest
+
+from servelab.reference import paged_kv as reference
+from servelab.traces import Request, read_trace
+
+POLICIES = ("max", "pow2", "oracle", "paged")
+KINDS = ("used", "reserved", "internal", "external", "free")
+POOL = 15_728
+
+
+@pytest.fixture(scope="module")
+def found():
+    chat = [r for r in read_trace("conv") if r.prompt_tokens + r.output_tokens <= 2048][:400]
+    return {policy: reference.fragmentation(chat, policy, POOL) for policy in POLICIES}
+
+
+def test_shares_add_up_to_one(found):
+    for shares in found.values():
+        assert sum(getattr(shares, kind) for kind in KINDS) == pytest.approx(1)
+
+
+def test_each_policy_uses_more_than_the_one_before(found):
+    used = [found[policy].used for policy in POLICIES]
+    assert used == sorted(used) and len(set(used)) == len(used)
+
+
+def test_the_kinds_of_waste_are_as_the_text_says(found):
+    assert found["max"].internal > max(found["max"].reserved, found["max"].external)
+    assert found["oracle"].internal == 0 and found["oracle"].external > 0 and found["oracle"].reserved > 0
+    assert found["paged"].reserved + found["paged"].internal < 0.01
+    assert found["paged"].preemptions == 59
+    assert all(found[policy].preemptions == 0 for policy in POLICIES[:3])
+
+
+def test_what_seven_regions_leave_over_is_external_while_requests_wait(found):
+    leftover = (POOL - 7 * 2048) / POOL
+    assert leftover == pytest.approx(0.0885, abs=5e-5)
+    assert leftover - 0.005 < found["max"].external <= leftover
+
+
+def test_a_request_that_can_never_run_is_refused():
+    with pytest.raises(ValueError, match="longer than max_len"):
+        reference.fragmentation([Request(0.0, 30, 3)], "paged", 64, max_len=32)
+
+
+def test_a_faulty_part_ends_in_an_error_and_not_in_an_endless_loop(monkeypatch):
+    monkeypatch.setattr(reference, "first_fit", lambda running, size, capacity: None)
+    with pytest.raises(RuntimeError, match="none advances"):
+        reference.fragmentation([Request(0.0, 5, 3)], "max", 64, max_len=32)

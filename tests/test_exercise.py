@@ -1,0 +1,264 @@
+"""The framework of an exercise: verdicts, scores, and a judge that no transcript can break or buy."""
+
+from random import Random
+from types import ModuleType
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from servelab import exercise as exercises
+from servelab import plain
+from servelab.errors import CourseError
+from servelab.exercise import Case, CaseSpec, Exercise, Probe, judge, make_probes, record
+
+CASES = (CaseSpec("doubles"), CaseSpec("keeps zero", hint=2, weight=3))
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=10,
+)
+
+
+def _judge(challenge, transcript, expected):
+    name = "doubles" if challenge else "keeps zero"
+    got = transcript["returned"]
+    return [Case(name, plain.close(got, expected["returned"]), f"expected {expected['returned']}, got {got}")]
+
+
+TOY = Exercise(
+    name="toy.double_it",
+    answers=("double",),
+    cases=CASES,
+    challenges=lambda rng: [0, 1, rng.randint(2, 99), rng.randint(100, 999)],
+    drive=lambda challenge, double: {"returned": plain.plain(double(challenge))},
+    judge=_judge,
+    version="0",
+)
+
+
+def reference(number):
+    return 2 * number
+
+
+PROBES = make_probes(TOY, Random(1), (reference,))
+
+
+def verdict(double, probes=PROBES):
+    return judge(TOY, probes, [record(TOY, probe.challenge, (double,)) for probe in probes])
+
+
+def test_names():
+    assert (TOY.unit, TOY.grade_id, TOY.check_id) == ("toy", "double-it", "double-it-check")
+    assert TOY.spec("keeps zero").hint == 2
+
+
+def test_the_reference_earns_everything():
+    found = verdict(reference)
+    assert found.passed and found.fraction == 1 and found.score(15) == 15 and found.first_failure is None
+    assert [case.covered for case in found.cases] == [3, 1]
+
+
+def test_a_partial_answer_earns_its_weights_and_is_shown_its_smallest_failure():
+    found = verdict(lambda number: 2 * number if number < 2 else number)
+    assert not found.passed and found.fraction == 0.75 and found.score(10) == 7.5
+    assert (found.first_failure.spec.name, found.first_failure.failed_on) == ("doubles", 2)
+    assert "expected" in found.first_failure.message
+
+
+def test_failures_come_smallest_challenge_first():
+    found = verdict(lambda number: -1)
+    assert found.fraction == 0 and found.first_failure.failed_on == 0
+
+
+def test_scores_are_rounded_to_cents():
+    cases = tuple(CaseSpec(name) for name in "abc")
+    three = Exercise("t.x", ("x",), cases, list, lambda *_: 0, lambda c, t, e: [Case(c, t == "ok")], "0")
+    probes = [Probe(name, None, (name,)) for name in "abc"]
+    found = judge(three, probes, [{"transcript": "ok"}, {"transcript": "ok"}, {"transcript": "no"}])
+    assert found.score(10) == 6.67 and found.score(0) == 0
+
+
+@pytest.mark.parametrize(
+    "recorded",
+    [
+        None,
+        [],
+        {},
+        "",
+        [{}] * 4,
+        [None] * 4,
+        [{"transcript": None}] * 4,
+        [{"transcript": {}}] * 4,
+        [{"raised": None}] * 4,
+        [{"transcript": {"returned": 0}, "raised": {}}] * 4,
+        [{"transcript": {"returned": 0}}] * 3,
+        [{"transcript": {"returned": None}}] * 4,
+        [{"passed": True}] * 4,
+        [[Case("doubles", True)]] * 4,
+    ],
+    ids=repr,
+)
+def test_nothing_recorded_earns_nothing(recorded):
+    found = judge(TOY, PROBES, recorded)
+    assert not found.passed and found.fraction == 0 and found.score(100) == 0
+    assert all(case.message for case in found.cases)
+
+
+@given(st.lists(st.fixed_dictionaries({"transcript": JSON}) | JSON, min_size=4, max_size=4) | JSON)
+def test_the_judge_never_raises(recorded):
+    assert 0 <= judge(TOY, PROBES, recorded).fraction <= 1
+
+
+@given(JSON)
+def test_only_the_right_value_earns(value):
+    recorded = [{"transcript": {"returned": value}} for _ in PROBES]
+    found = judge(TOY, PROBES, recorded)
+    expected = {probe.expected["returned"] for probe in PROBES if probe.challenge}
+    assert len(expected) > 1 and not found.cases[0].passed
+
+
+def test_no_probes_earn_nothing():
+    found = judge(TOY, [], [])
+    assert not found.passed and found.fraction == 0
+
+
+def test_an_exercise_without_cases_earns_nothing():
+    bare = Exercise("t.x", ("x",), (), list, lambda *_: 0, lambda *_: [], "0")
+    found = judge(bare, [], [])
+    assert not found.passed and found.score(10) == 0
+
+
+def test_a_case_that_no_challenge_covers_is_not_passed():
+    found = verdict(reference, [probe for probe in PROBES if probe.challenge])
+    assert not found.passed and found.fraction == 0.25
+
+
+def with_judge(judge_function):
+    return Exercise("t.x", ("x",), CASES, list, lambda *_: 0, judge_function, "0")
+
+
+PROBE = Probe(1, None, ("doubles",))
+
+
+def test_a_case_that_the_judge_does_not_name_fails():
+    found = judge(with_judge(lambda *_: []), [PROBE], [{"transcript": 1}])
+    assert not found.cases[0].passed and "before this could be judged" in found.cases[0].message
+
+
+def test_a_case_that_the_probe_does_not_name_is_ignored():
+    cases = [Case("doubles", True), Case("keeps zero", True), Case("invented", False)]
+    found = judge(with_judge(lambda *_: cases), [PROBE], [{"transcript": 1}])
+    assert [case.passed for case in found.cases] == [True, False]
+
+
+@pytest.mark.parametrize("outcomes", [(True, False), (False, True), (False, False), (True, False, True)])
+def test_of_a_case_named_twice_the_failure_counts(outcomes):
+    cases = [Case("doubles", outcome, "twice") for outcome in outcomes]
+    assert not judge(with_judge(lambda *_: cases), [PROBE], [{"transcript": 1}]).cases[0].passed
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), RecursionError(), TypeError(), MemoryError(), StopIteration()])
+def test_a_judge_that_raises_fails_the_probe(error):
+    def stumble(*_):
+        yield Case("doubles", True)
+        raise error
+
+    assert judge(with_judge(stumble), [PROBE], [{"transcript": 1}]).fraction == 0
+
+
+class Mute(Exception):
+    def __str__(self):
+        raise RuntimeError("no words")
+
+
+def raising(error):
+    def answer(number):
+        raise error
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("error", "name"),
+    [
+        (ValueError("what went wrong"), "ValueError"),
+        (NotImplementedError(), "NotImplementedError"),
+        (SystemExit(0), "SystemExit"),
+        (RecursionError(), "RecursionError"),
+        (MemoryError(), "MemoryError"),
+        (Mute(), "Mute"),
+        (ValueError("x" * 10**6), "ValueError"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_whatever_escapes_the_driver_is_an_outcome(error, name):
+    outcome = record(TOY, 1, (raising(error),))
+    assert outcome["raised"]["type"] == name and len(outcome["raised"]["message"]) <= 300
+    found = verdict(raising(error))
+    assert found.fraction == 0 and name in found.cases[0].message
+
+
+def test_the_user_may_interrupt():
+    with pytest.raises(KeyboardInterrupt):
+        record(TOY, 1, (raising(KeyboardInterrupt()),))
+
+
+@pytest.mark.parametrize("transcript", [object(), float("nan"), [[[[]]]], {1: 2}, {"a": {3}}, "x" * plain.MAX_BYTES])
+def test_what_is_recorded_is_plain(transcript):
+    outcome = record(with_drive(lambda *_: transcript), 1, (None,))
+    assert plain.loads(plain.dumps(outcome)) == outcome
+
+
+def with_drive(drive):
+    return Exercise("t.x", ("x",), CASES, list, drive, lambda *_: [], "0")
+
+
+def test_probes_are_plain_and_repeatable():
+    assert make_probes(TOY, Random(1), (reference,)) == PROBES != make_probes(TOY, Random(2), (reference,))
+    assert [Probe.from_plain(plain.loads(plain.dumps(probe.as_plain()))) for probe in PROBES] == PROBES
+
+
+@pytest.mark.parametrize("wrong", [lambda number: number / 0, raising(NotImplementedError())])
+def test_a_reference_that_raises_makes_no_probes(wrong):
+    with pytest.raises(AssertionError, match="raised"):
+        make_probes(TOY, Random(1), (wrong,))
+
+
+def test_a_reference_that_fails_its_judge_makes_no_probes():
+    severe = Exercise("t.x", ("x",), CASES, lambda rng: [1], lambda *_: 0, lambda *_: [Case("doubles", False)], "0")
+    with pytest.raises(AssertionError, match="fails its own judge"):
+        make_probes(severe, Random(1), (reference,))
+
+
+def test_a_learner_cannot_change_a_probe():
+    greedy = Exercise(
+        "t.x",
+        ("x",),
+        CASES,
+        lambda rng: [[1, 2]],
+        lambda c, x: x(c),
+        lambda c, t, e: [Case("doubles", c == [1, 2])],
+        "0",
+    )
+    (probe,) = make_probes(greedy, Random(1), (list.clear,))
+    assert probe.challenge == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "name", ["", "paged_kv", "nowhere.x", "paged_kv.nothing", "../x.y", "a.b.c", "paged_kv.", ".x"]
+)
+def test_a_wrong_name_is_explained(name):
+    with pytest.raises(CourseError) as caught:
+        exercises.find(name)
+    assert caught.value.mend
+
+
+def test_an_exercise_is_read_off_its_module(tmp_path):
+    path = tmp_path / "double_it.py"
+    path.write_text("# nothing\n", encoding="utf-8")
+    module = ModuleType("servelab.exercises.toy.double_it")
+    module.__file__, module.ANSWERS, module.CASES = str(path), TOY.answers, TOY.cases
+    module.challenges, module.drive, module.judge = TOY.challenges, TOY.drive, TOY.judge
+    found = exercises.from_module(module)
+    assert found.name == "toy.double_it" and found.show([1]) == "[1]" and len(found.version) == 12
