@@ -1,26 +1,27 @@
 """Which cells of a submission have to be run: all but the given ones that only show something.
 
-Half of a unit's running time is pictures and try-it cells, whose outputs a graded run drops. A given cell is left out if
-it is as released, is not part of the reference (no ``export`` tag), and binds no name that a cell which is run uses: then
-no answer can depend on it. Where that cannot be told, because a cell looks names up at run time, everything is run.
+Half of a unit's running time is pictures and try-it cells, whose outputs a graded run drops. A given cell is left out
+if it is as released, is not part of the reference (no ``export`` tag), and binds no name that a cell which is run uses:
+then no answer can depend on it. Where that cannot be told, as a cell looks names up at run time, everything is run.
 """
 
 import ast
-import re
+import symtable
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from nbformat import NotebookNode
 
 from servelab.notebooks import grade_id
 
-OPAQUE = re.compile(
-    r"\b(globals|locals|vars|eval|exec|get_ipython|__main__|In|Out)\b|import \*|^\s*[%!?]", re.MULTILINE
-)
+# through these, code can reach names that it does not spell
+OPAQUE_NAMES = {"globals", "locals", "vars", "eval", "exec", "get_ipython", "In", "Out", "__"}
+OPAQUE_ATTRIBUTES = {"f_globals", "f_locals", "f_back", "user_ns", "__globals__", "modules"}
 
 
 @dataclass(frozen=True)
 class Names:
-    """The names that a cell binds, at any depth, and those that it uses."""
+    """The notebook's global names that a cell binds, and those that it uses."""
 
     bound: frozenset[str]
     used: frozenset[str]
@@ -48,23 +49,25 @@ def _is_illustration(cell: NotebookNode) -> bool:
 
 
 def names_of(source: str) -> Names | None:
-    """What a cell binds and uses, or None if that cannot be read off its text."""
-    if OPAQUE.search(source):
-        return None
+    """What a cell binds and uses among the notebook's global names, or None if that cannot be read off its text."""
     try:
         nodes = list(ast.walk(ast.parse(source)))
+        tables = list(_all_tables(symtable.symtable(source, "cell", "exec")))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-    bound, used = set(), set()
-    for node in nodes:
-        if isinstance(node, ast.Name):
-            (used if isinstance(node.ctx, ast.Load) else bound).add(node.id)
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            bound.add(node.name)
-        elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            bound |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
-        elif isinstance(node, (ast.Global, ast.Nonlocal)):
-            bound |= set(node.names)
-        elif isinstance(node, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)) and node.name:
-            bound.add(node.name)
+    symbols = [(table.get_type() == "module", symbol) for table in tables for symbol in table.get_symbols()]
+    names = {symbol.get_name() for _, symbol in symbols}
+    reached = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    starred = any(isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in nodes)
+    if OPAQUE_NAMES & names or OPAQUE_ATTRIBUTES & reached or starred:
+        return None
+    known = [symbol for outside, symbol in symbols if outside or symbol.is_global()]
+    bound = {symbol.get_name() for symbol in known if symbol.is_assigned() or symbol.is_imported()}
+    used = {symbol.get_name() for symbol in known if symbol.is_referenced()}
     return Names(frozenset(bound), frozenset(used))
+
+
+def _all_tables(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
+    yield table
+    for child in table.get_children():
+        yield from _all_tables(child)

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from servelab.errors import CourseError
 from servelab.paths import NOTEBOOKS, units, work_dir
 
 NEEDED = ("torch", "numpy", "matplotlib", "ipywidgets", "jupyterlab", "nbgrader", "jupytext")
@@ -105,13 +104,16 @@ def _disk() -> Finding:
 def _sandbox() -> Finding:
     """Only instructors need it, so a missing one is no fault."""
     try:
-        from autograder.sandbox import require_sandbox
-    except ModuleNotFoundError:
-        return Finding("grading sandbox", None, "not part of this copy of the course")
-    try:
-        require_sandbox()
-    except CourseError as error:
-        return Finding("grading sandbox", None, f"not here, needed only to grade a class: {error.problem}", error.mend)
+        from autograder.course import Course
+        from autograder.trial import try_sandbox
+    except ModuleNotFoundError as error:
+        absent = (error.name or "").startswith("autograder")
+        return Finding(
+            "grading sandbox", None, "not part of this copy of the course" if absent else f"not here: {error}"
+        )
+    trial = try_sandbox(Course())
+    if not trial.works:
+        return Finding("grading sandbox", None, f"not here, needed only to grade a class: {trial.problem}", trial.mend)
     return Finding("grading sandbox", True, "works")
 
 

@@ -167,7 +167,8 @@ def _kept_result(name: str) -> dict:
     except (OSError, ValueError):
         return {}
     fraction = kept.get("fraction") if isinstance(kept, dict) else None
-    return kept if type(fraction) in (int, float) and 0 <= fraction <= 1 else {}
+    sound = isinstance(fraction, (int, float)) and not isinstance(fraction, bool) and 0 <= fraction <= 1
+    return kept if sound else {}
 
 
 def run_checks(unit: Unit) -> list[dict]:
@@ -179,15 +180,21 @@ def run_checks(unit: Unit) -> list[dict]:
         ``{"cell", "exercise", "passed", "text"}``; a check cell that showed no verdict has ``exercise`` None and the
         error's text.
     """
+    if not unit.work.exists():
+        raise CourseError("there is no such notebook yet", where=str(unit.work), mend="Run: python3 course.py learn")
+    notebook, _ = read_notebook(unit.work, max_bytes=LARGEST)
+    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    _execute(notebook, unit)
+    return [_shown(index, cell) for index, cell in enumerate(notebook.cells, 1) if is_check(cell)]
+
+
+def _execute(notebook: nbformat.NotebookNode, unit: Unit) -> None:
+    """Run all cells in place, with a progress bar; say what kept the rest from running."""
     from nbclient import NotebookClient
     from nbclient.exceptions import CellTimeoutError, DeadKernelError
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    if not unit.work.exists():
-        raise CourseError("there is no such notebook yet", where=str(unit.work), mend="Run: python3 course.py learn")
-    notebook, _ = read_notebook(unit.work, max_bytes=LARGEST)
-    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(f"running {unit.slug}", total=len(notebook.cells))
@@ -205,7 +212,6 @@ def run_checks(unit: Unit) -> list[dict]:
             print(f"A cell ran for more than {CELL_TIMEOUT} s; the checks below it did not run.", file=sys.stderr)
         except DeadKernelError:
             print("The kernel died (out of memory?); the checks below that cell did not run.", file=sys.stderr)
-    return [_shown(index, cell) for index, cell in enumerate(notebook.cells, 1) if is_check(cell)]
 
 
 def _shown(index: int, cell: dict) -> dict:

@@ -1291,8 +1291,7 @@ display(Markdown(waste.block_size_text(lengths)))
 #
 # Write `write_kv`, `gather_context` and `paged_attention`. This version gathers a request's whole context and then
 # computes softmax(q k^T * scale) v. Going over the requests in a Python loop is fine. Only `write_kv` and
-# `paged_attention` are checked. Neither knows where in a batch a request comes from: `scale` is given, not
-# 1 / sqrt(D).
+# `paged_attention` are checked. `scale` is an argument: do not assume 1 / sqrt(D).
 #
 # <details><summary>Hint 1: writing</summary>
 #

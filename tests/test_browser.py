@@ -55,6 +55,7 @@ def server(work):
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "servelab", "learn", "--no-browser", "--port", str(port)]
     env = {**os.environ, "SERVELAB_WORK": str(work), "JUPYTERLAB_SETTINGS_DIR": str(work / "settings")}
+    env.pop("MPLBACKEND", None)  # the tests' own; a learner's kernel draws inline
     with open(work / "server.log", "wb") as log:
         process = subprocess.Popen([*command, f"--IdentityProvider.token={TOKEN}"], env=env, stdout=log, stderr=log)
     address = f"http://127.0.0.1:{port}"
@@ -149,6 +150,7 @@ def test_paged_kv_shows_its_pictures_and_a_slider_that_moves(page, server, work)
     slider = page.locator(".widget-slider .noUi-handle, .widget-slider [role=slider]").first
     slider.scroll_into_view_if_needed()
     area = page.locator(".jp-Cell-outputArea", has=page.locator(".widget-slider")).first
+    area.locator("img").wait_for()
     before = area.inner_html()
     _shoot(page, "03_slider_before")
     slider.focus()

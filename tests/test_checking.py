@@ -319,10 +319,8 @@ def grades(tmp_path_factory):
 
     root = tmp_path_factory.mktemp("stock nbgrader")
     config = Config()
-    config.CourseDirectory.root = str(root)
-    config.CourseDirectory.course_id = "stock"
     database = f"sqlite:///{root / 'gradebook.db'}"
-    config.CourseDirectory.db_url = database
+    config.CourseDirectory.update(root=str(root), course_id="stock", db_url=database)
     write(root / "source" / UNIT.slug, nbformat.read(UNIT.release, as_version=4))
     for student, sources in STUDENTS.items():
         write(root / "submitted" / student / UNIT.slug, notebook_with(sources))

@@ -150,15 +150,16 @@ def test_no_command_loads_torch_or_nbgrader_for_nothing():
 
 
 def test_learn_really_opens_jupyterlab(work_folder):
-    """Started as a learner would, JupyterLab answers with the start page's notebook, and stops with Ctrl-C."""
+    """Started as a learner would, JupyterLab answers with the start page's notebook, and stops when told to."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     options = ["--no-browser", "--port", str(port), "--ServerApp.token=", "--ServerApp.port_retries=0"]
     command = [sys.executable, "-m", "servelab", "learn", *options]
     log = work_folder / "log"
+    folders = {f"JUPYTER_{kind}_DIR": str(work_folder / kind) for kind in ("CONFIG", "DATA", "RUNTIME")}
     with log.open("wb") as file:
-        server = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=file)
+        server = subprocess.Popen(command, cwd=ROOT, env=os.environ | folders, stdout=file, stderr=file)
     try:
         page = fetch(server, f"http://127.0.0.1:{port}/lab", log)
         assert b"JupyterLab" in page

@@ -1,26 +1,28 @@
 """`servelab doctor`: each thing that can be wrong with a machine is found and comes with its mend."""
 
+import builtins
 import collections
 import importlib.metadata
 import json
 import sys
-import types
 
 import pytest
 
+from autograder import trial
 from servelab import doctor
 from servelab.cli import main
-from servelab.errors import CourseError
 from servelab.paths import Unit
 
 
 @pytest.fixture(autouse=True)
 def sandbox(monkeypatch):
-    """A grading sandbox that works, without trying a real one; returns the stand-in module."""
-    module = types.ModuleType("autograder.sandbox")
-    module.require_sandbox = lambda: None
-    monkeypatch.setitem(sys.modules, "autograder.sandbox", module)
-    return module
+    """A grading sandbox that works, without trying a real one; returns what sets another outcome."""
+
+    def outcome(works, problem="", mend=""):
+        monkeypatch.setattr(trial, "try_sandbox", lambda course: trial.Trial(works, problem, mend))
+
+    outcome(True)
+    return outcome
 
 
 def findings():
@@ -126,14 +128,24 @@ def test_a_unit_that_is_not_built(monkeypatch):
 
 def test_no_sandbox_is_no_fault(monkeypatch, sandbox):
     """Only who grades a class needs one."""
-
-    def refuse():
-        raise CourseError("no bubblewrap", mend="Install bubblewrap.")
-
-    sandbox.require_sandbox = refuse
+    sandbox(False, "no bubblewrap", "Install bubblewrap.")
     found = findings()["grading sandbox"]
     assert found.ok is None
     assert "no bubblewrap" in found.detail and found.mend == "Install bubblewrap."
     assert main(["doctor"]) == 0
-    monkeypatch.setitem(sys.modules, "autograder.sandbox", None)
-    assert findings()["grading sandbox"].ok is None
+
+
+@pytest.mark.parametrize("missing, text", [("autograder.trial", "not part of this copy"), ("fcntl", "not here")])
+def test_a_grader_that_is_not_there_is_no_fault(monkeypatch, missing, text):
+    """In a student's bundle, and on a system without what it is built on."""
+
+    def absent(name, *args):
+        if name == "autograder.trial":
+            raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
+        return real(name, *args)
+
+    real = builtins.__import__
+    monkeypatch.setattr(builtins, "__import__", absent)
+    found = doctor._sandbox()
+    assert found.ok is None
+    assert text in found.detail

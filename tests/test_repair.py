@@ -526,41 +526,33 @@ def test_an_old_stub_is_no_answer(upgrade, raw, release, read):
 # Anything at all.
 
 
+SOURCES = ["", ANSWER, OTHER, "mine = 1", "mine = 2", "mine ="]
+METADATA = [{}, None, {"nbgrader": 3}, *({"nbgrader": {"grade_id": name}} for name in ("reflection", "y", 3))]
+CHANGES = {
+    "source": st.sampled_from(SOURCES),
+    "cell_type": st.sampled_from(["code", "markdown", "raw"]),
+    "id": st.sampled_from(["reflection", "slot-utilisation", "slot-utilisation-check", "x", "copy-x", None]),
+    "metadata": st.sampled_from(METADATA),
+}
+
+
 def damage(draw, cells):
     """Change a notebook's JSON as a learner, a merge tool or a converter might."""
     for _ in range(draw(st.integers(1, 8))):
         if not cells:
             return
-        cell = draw(st.sampled_from(cells))
-        kind = draw(
-            st.sampled_from(["edit", "delete", "copy", "move", "own", "type", "id", "metadata", "mark", "clear"])
-        )
-        where = draw(st.integers(0, len(cells)))
-        if kind == "edit":
-            cell["source"] = f"mine = {draw(st.integers(0, 99))}"
-        elif kind == "delete":
+        cell, where = draw(st.sampled_from(cells)), draw(st.integers(0, len(cells)))
+        kind = draw(st.sampled_from(["delete", "copy", "move", "own", *CHANGES]))
+        if kind in CHANGES:
+            cell[kind] = draw(CHANGES[kind])
+        if kind in ("delete", "move"):
             cells.remove(cell)
-        elif kind == "copy":
-            cells.insert(
-                where, {**copy.deepcopy(cell), "source": draw(st.sampled_from([cell["source"], ANSWER, OTHER]))}
-            )
-        elif kind == "move":
-            cells.remove(cell)
-            cells.insert(min(where, len(cells)), cell)
-        elif kind == "own":
-            cells.insert(where, own(f"own = {draw(st.integers(0, 99))}", draw(st.sampled_from(["code", "markdown"]))))
-        elif kind == "type":
-            cell["cell_type"] = draw(st.sampled_from(["code", "markdown", "raw"]))
-        elif kind == "id":
-            cell["id"] = draw(st.sampled_from(["reflection", "slot-utilisation", "x", "copy-x", None]))
-        elif kind == "metadata":
-            cell["metadata"] = draw(
-                st.sampled_from([{}, None, {"nbgrader": 3}, {"nbgrader": {"grade_id": "reflection"}}])
-            )
-        elif kind == "mark" and isinstance(cell.get("metadata"), dict):
-            cell["metadata"]["nbgrader"] = {"grade_id": draw(st.sampled_from(["slot-utilisation-check", "y", 3]))}
-        elif kind == "clear":
-            cell["source"] = ""
+        if kind == "copy":
+            cell = copy.deepcopy(cell) | {"source": draw(st.sampled_from([cell["source"], ANSWER, OTHER]))}
+        if kind == "own":
+            cell = own(draw(st.sampled_from(SOURCES)), draw(CHANGES["cell_type"]))
+        if kind in ("copy", "move", "own"):
+            cells.insert(where, cell)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -7,6 +7,7 @@ any caller sees: the calls, what they returned, and the public attributes of the
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
@@ -139,13 +140,13 @@ def _draw_block(ax: Axes, frame: Frame, block: int, names: list[str], corner: tu
         width = size / len(holders)
         colour = style.sequence_colour(names.index(name))
         hatch = style.HATCHES["cached"] if block in frame.cached else None
-        look = {"facecolor": colour, "edgecolor": style.INK, "linewidth": 0.4, "hatch": hatch}
+        look: dict[str, Any] = {"facecolor": colour, "edgecolor": style.INK, "linewidth": 0.4, "hatch": hatch}
         ax.add_patch(Rectangle((x + part * width, y), width, level, **look))
     if state == "used" and not holders:
         ax.add_patch(Rectangle((x, y), size, size, **style.area("used")))
     if state == "shared":
-        look = {"fill": False, "edgecolor": style.colour("shared"), "linewidth": 2.2}
-        ax.add_patch(Rectangle((x, y), size, size, **look))
+        frame_only: dict[str, Any] = {"fill": False, "edgecolor": style.colour("shared"), "linewidth": 2.2}
+        ax.add_patch(Rectangle((x, y), size, size, **frame_only))
     label = "\n".join(["+".join(holders), *([f"x{frame.ref_counts[block]}"] if state == "shared" else [])])
     paper = {"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.75}
     if label:

@@ -6,6 +6,7 @@ the palettes of Okabe and Ito (2008) and of Paul Tol (2021).
 """
 
 from contextlib import AbstractContextManager
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.patches import Patch
@@ -30,7 +31,7 @@ COLOURS = {
 HATCHES = {"internal": "...", "external": "xx", "reserved": "//", "cached": "///", "preempted": "\\\\", "idle": ".."}
 SEQUENCES = ("#77AADD", "#EE8866", "#EEDD88", "#FFAABB", "#99DDFF", "#BBCC33")  # light: text goes on top
 INK = "#222222"
-RC = {
+RC: dict[Any, Any] = {
     "figure.dpi": 110,
     "figure.constrained_layout.use": True,
     "font.size": 9,
@@ -61,7 +62,7 @@ def sequence_colour(index: int) -> str:
     return SEQUENCES[index % len(SEQUENCES)]
 
 
-def area(meaning: str, **overrides) -> dict:
+def area(meaning: str, **overrides) -> dict[str, Any]:
     """Keyword arguments that draw a patch, bar or stack in the colour and hatch of ``meaning``."""
     return {"facecolor": colour(meaning), "edgecolor": INK, "linewidth": 0.6, "hatch": HATCHES.get(meaning)} | overrides
 

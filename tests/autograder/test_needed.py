@@ -46,7 +46,16 @@ def test_a_cell_that_the_student_changed_is_run():
 
 @pytest.mark.parametrize(
     "source",
-    ["f = eval('shown')", "f = globals().get", "%time f(1)", "!ls", "def f(x:", "from math import *", "get_ipython()"],
+    [
+        "f = eval('shown')",
+        "f = globals().get",
+        "%time f(1)",
+        "!ls",
+        "def f(x:",
+        "from math import *",
+        "get_ipython()",
+        "f = Out[1]",
+    ],
 )
 def test_everything_is_run_where_names_cannot_be_told(source):
     assert run_of(c2=source) == {0, 1, 2, 3, 4, 5}
@@ -68,9 +77,23 @@ def test_own_cells_are_run():
         ("if (w := 1): pass", {"w"}),
         ("match v:\n    case [a, *b]: pass\n    case c: pass", {"a", "b", "c"}),
         ("def f():\n    global g\n    g = 1", {"f", "g"}),
-        ("class A: x = 1", {"A", "x"}),
+        ("class A: x = 1", {"A"}),
+        ("def f(a):\n    b = a\n    return [c for c in b]", {"f"}),
         ("a.b = c[0] = 1", set()),
+        ("for _ in range(3): 'In a loop, Out of names'", {"_"}),
     ],
 )
 def test_bound_names(source, bound):
     assert names_of(source).bound == bound
+
+
+@pytest.mark.parametrize(
+    ("source", "used"),
+    [
+        ("def f(a):\n    b = a\n    return [c + d for c in b]", {"d"}),
+        ("class A(B):\n    def g(self, x=y): return z.w(self)", {"B", "y", "z"}),
+        ("def outer():\n    n = 1\n    def inner(): return n + m\n    return inner", {"m"}),
+    ],
+)
+def test_used_names(source, used):
+    assert names_of(source).used == used

@@ -82,14 +82,14 @@ def are_ids(blocks: Any) -> bool:
     return isinstance(blocks, list) and all(type(b) is int for b in blocks) and len(set(blocks)) == len(blocks)
 
 
-def entry(transcript: list, step: int) -> dict:
+def entry(transcript: Any, step: int) -> dict:
     """What was recorded at a step; a run that is too short is broken."""
     if not isinstance(transcript, list) or step >= len(transcript):
         raise Broken(f"the run ended before step {step}")
     return transcript[step]
 
 
-def judged(challenge: dict, rules: Callable[[list], None], transcript: list) -> list[Case]:
+def judged(challenge: dict, rules: Callable[[Any], None], transcript: Any) -> list[Case]:
     """The challenge's one case, after following the transcript by the rules."""
     try:
         rules(transcript)

@@ -6,6 +6,7 @@ no allocator can have given, by the number itself.
 """
 
 from random import Random
+from typing import Any
 
 from servelab.exercise import Case, CaseSpec
 from servelab.exercises.paged_kv import _steps as steps
@@ -19,7 +20,7 @@ CASES = (
     CaseSpec("long runs", hint=3, weight=3),
 )
 
-DIRECTED = (
+DIRECTED: tuple[tuple[str, int, list[list]], ...] = (
     ("hands out free blocks", 1, [["allocate", 0], ["allocate", 1], ["free", [[1, 0]]], ["allocate", 1]]),
     ("hands out free blocks", 5, [["allocate", 3], ["allocate", 2], ["free", [[0, 1], [1, 1]]], ["allocate", 2]]),
     ("hands out free blocks", 2, [["share", []], ["free", []], ["allocate", 2]]),
@@ -157,7 +158,7 @@ class Referee:
         elif n > len(free):
             steps.require_raised(where, "OutOfBlocks", outcome)
         else:
-            got = outcome.get("returned")
+            got: Any = outcome.get("returned")
             if not (steps.are_ids(got) and len(got) == n and set(got) <= set(free)):
                 raise steps.Broken(
                     f"{where}: expected {n} of the free blocks {free}, each once, got {steps.text(outcome)}"

@@ -81,7 +81,7 @@ DIRECTED = (
     ("moves the data", 2, [1, 0], [["append", 0, 1], ["fork", 0], ["append", 1, 1], ["append", 0, 1]]),
     ("moves the data", 4, [6, 2, 5, 0], [["append", 0, 7], ["fork", 0], ["append", 0, 1], ["append", 1, 3]]),
 )
-COPIES = (
+COPIES: tuple[tuple[list[int], list[list[int]]], ...] = (
     ([2, 2, 1, 1], [[0, 1]]),
     ([3, 2, 1, 2], []),
     ([7, 4, 2, 3], [[5, 1], [2, 6], [5, 0]]),
@@ -162,7 +162,7 @@ class _Caches:
         flat, new = self.cache.view(2, -1), self.cache.new_tensor(keys)
         flat[:, self._slots(table)[start:]] = flat.new_tensor([[1], [-1]]) * new
 
-    def read(self, table) -> list:
+    def read(self, table) -> list | str:
         """The keys and the values of a table's tokens; or what `copy_blocks` raised."""
         return self.trouble or self.cache.view(2, -1)[:, self._slots(table)].int().tolist()
 

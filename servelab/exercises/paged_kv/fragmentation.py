@@ -65,7 +65,7 @@ def _challenge(case: str, policy: str, capacity: int, max_len: int, requests: li
 
 def _requests(rng: Random, n: int, max_len: int) -> list[list]:
     """Requests of mixed lengths, two iterations apart on average."""
-    made, now = [], 0
+    made, now = [], 0.0
     for _ in range(n):
         total = rng.randint(2, max_len)
         prompt = rng.randint(1, total - 1)

@@ -1,7 +1,9 @@
 """Check of `violations`: every broken state beside a sound one that differs from it in one thing."""
 
+from collections.abc import Iterator
 from copy import deepcopy
 from random import Random
+from typing import Any
 
 from servelab.exercise import Case, CaseSpec
 from servelab.plain import plain
@@ -17,15 +19,38 @@ CASES = (
     CaseSpec("twice in one table", hint=3),
     CaseSpec("id out of range", hint=1),
 )
+KEYS = ("num_blocks", "free", "cached", "refs", "tables")
 
 
 def challenges(rng: Random) -> list[dict]:
-    """Pairs of states, small ones by hand, then random ones with one fault each. Smallest first."""
-    made = [*_by_hand()]
-    faults = (_leak, _free_and_held, _free_and_cached, _cached_and_held, _listed_twice, _wrong_count, _twice, _range)
-    for fault in faults:
-        made += [{"case": case, "sound": sound, "broken": broken} for case, sound, broken in fault(rng)]
+    """Two states each, one sound and one broken, in an order that only the reference's transcript tells."""
+    made, orders = [], {spec.name: _orders(rng) for spec in CASES}
+    for case, sound, broken in pairs(rng):
+        states = [sound, broken] if orders[case].pop() else [broken, sound]
+        made.append({"case": case, "states": states})
     return made
+
+
+def _orders(rng: Random, most: int = 16) -> list[bool]:
+    """As many random orders as a case may need, both of them among the first three."""
+    last = rng.sample((True, True, False, False), 4)
+    return [rng.random() < 0.5 for _ in range(most)] + last
+
+
+def pairs(rng: Random) -> Iterator[tuple[str, dict, dict]]:
+    """Case, sound state, broken state: small ones by hand, then random ones with one fault each."""
+    yield from _by_hand()
+    for fault in (
+        _leak,
+        _free_and_held,
+        _free_and_cached,
+        _cached_and_held,
+        _listed_twice,
+        _wrong_count,
+        _twice,
+        _range,
+    ):
+        yield from fault(rng)
 
 
 def _state(num_blocks: int, free=(), cached=(), tables=None, refs=None) -> dict:
@@ -39,9 +64,9 @@ def _state(num_blocks: int, free=(), cached=(), tables=None, refs=None) -> dict:
     return {"num_blocks": num_blocks, "free": list(free), "cached": list(cached), "refs": refs, "tables": tables}
 
 
-def _by_hand() -> list[dict]:
+def _by_hand() -> list[tuple[str, dict, dict]]:
     shared = {"a": [0, 1], "b": [0, 2]}
-    pairs = [
+    return [
         ("leaked block", _state(0), _state(1)),
         ("leaked block", _state(2, cached=[1, 0]), _state(2, cached=[1])),
         ("leaked block", _state(2, [1], tables={"a": [0]}), _state(2, tables={"a": [0]})),
@@ -65,7 +90,6 @@ def _by_hand() -> list[dict]:
         ("id out of range", _state(2, [0, 1], tables={"a": []}), _state(2, [0, 1], tables={"a": [-1]})),
         ("id out of range", _state(2, [0, 1], tables={"a": []}), _state(2, [0, 1], tables={"a": [2]})),
     ]
-    return [{"case": case, "sound": sound, "broken": broken} for case, sound, broken in pairs]
 
 
 def _sound(rng: Random) -> dict:
@@ -149,30 +173,33 @@ def snapshot(state: dict) -> dict:
     return {**copy, "refs": {int(block): count for block, count in copy["refs"].items()}}
 
 
-def drive(challenge: dict, violations) -> dict:
-    """What the learner's function reports on the sound state and on the broken one."""
-    return {which: plain(violations(snapshot(challenge[which]))) for which in ("sound", "broken")}
+def drive(challenge: dict, violations) -> list:
+    """What the learner's function reports on each of the two states."""
+    return [plain(violations(snapshot(state))) for state in challenge["states"]]
 
 
-def judge(challenge: dict, transcript: dict, expected: dict) -> list[Case]:
-    """Whether something was reported is determined; how it is worded is not."""
+def judge(challenge: dict, transcript: list, expected: list) -> list[Case]:
+    """Whether something is to be reported is determined, and the reference reports it; the wording is free."""
     problem = ""
-    for which in ("sound", "broken"):
-        found = transcript[which]
-        if not isinstance(found, list) or not all(isinstance(line, str) for line in found):
-            problem = problem or f"expected a list of text on the {which} state, got {str(found)[:80]}"
-    if not problem and transcript["sound"]:
-        problem = f"this state is sound: {_readable(challenge['sound'])}; reported: {transcript['sound'][0][:80]}"
-    if not problem and not transcript["broken"]:
-        problem = f"nothing reported on {_readable(challenge['broken'])}"
+    for state, found, wanted in zip(challenge["states"], transcript, expected, strict=True):
+        problem = problem or _problem(state, found, wanted)
     return [Case(challenge["case"], not problem, problem)]
 
 
+def _problem(state: dict, found: Any, wanted: list) -> str:
+    if not isinstance(found, list) or not all(isinstance(line, str) for line in found):
+        return f"expected a list of text, got {str(found)[:80]} on {_readable(state)}"
+    if found and not wanted:
+        return f"this state is sound: {_readable(state)}; reported: {found[0][:80]}"
+    return f"nothing reported on {_readable(state)}" if wanted and not found else ""
+
+
 def _readable(state: dict) -> str:
-    return ", ".join(f"{key}={snapshot(state)[key]}" for key in ("num_blocks", "free", "cached", "refs", "tables"))
+    return ", ".join(f"{key}={snapshot(state)[key]}" for key in KEYS)
 
 
 def show(challenge: dict) -> str:
     """Both states, as Python to paste."""
-    calls = (("[]", "sound"), ("at least one line", "broken"))
-    return "\n".join(f"violations({snapshot(challenge[which])})  # expected: {text}" for text, which in calls)
+    states = [snapshot(state) for state in challenge["states"]]
+    calls = [f"violations({ {key: state[key] for key in KEYS} })" for state in states]
+    return "\n".join(["# one of the two is sound, the other is not", *calls])

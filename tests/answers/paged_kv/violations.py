@@ -15,6 +15,17 @@ def always_something(reference):
     return lambda snapshot: ["something is wrong"]
 
 
+@wrong("reports on every second call", case="leaked block")
+def every_second(reference):
+    calls = []
+
+    def violations(snapshot):
+        calls.append(snapshot)
+        return ["something is wrong"] if len(calls) % 2 == 0 else []
+
+    return violations
+
+
 @wrong("returns None when all is well", case="leaked block")
 def none_when_sound(reference):
     return lambda snapshot: reference.violations(snapshot) or None

@@ -1,0 +1,454 @@
+"""What happens to prefix caches: the directed runs of the exercise `prefix_cache`, which explains their operations."""
+
+# Token ids of a 128k vocabulary; Python's hash() of the two tuples is the same number (64-bit CPython 3.8 to 3.13).
+COLLIDING = [40007, 55817, 101852, 101088], [113913, 38631, 124316, 1000]
+
+
+def match(holder: str, tokens: list[int], key: str | None = None) -> list:
+    return ["match", holder, tokens, key]
+
+
+def admit(holder: str, tokens: list[int], key: str | None = None) -> list:
+    return ["admit", holder, tokens, key]
+
+
+def insert(tokens: list[int], names: list, key: str | None = None) -> list:
+    return ["insert", tokens, names, key]
+
+
+def allocate(holder: str, n: int) -> list:
+    return ["allocate", holder, n]
+
+
+def finish(holder: str) -> list:
+    return ["finish", holder]
+
+
+def cached(holder: str, tokens: list[int], size: int, key: str | None = None) -> list[list]:
+    """A prompt that was computed, and whose blocks are still held."""
+    return [allocate(holder, -(-len(tokens) // size)), insert(tokens, [holder], key)]
+
+
+ONE, TWO, THREE = [1, 2], [1, 2, 3, 4], [1, 2, 3, 4, 5, 6]
+
+# case, num_blocks, block_size, operations
+DIRECTED: tuple[tuple[str, int, int, list[list]], ...] = (
+    (
+        "keeps the rules of a pool",
+        2,
+        2,
+        [allocate("a", 0), allocate("a", 2), allocate("b", 1), ["free", [["a", 1]]], allocate("b", 1)],
+    ),
+    (
+        "keeps the rules of a pool",
+        3,
+        2,
+        [allocate("a", 2), ["share", ["a"]], ["free", ["a"]], allocate("b", 2), ["free", ["a"]], allocate("b", 3)],
+    ),
+    ("refuses misuse", 2, 2, [allocate("a", -1), ["ref_count", -1], ["ref_count", 2], ["free", [0]], ["share", [1]]]),
+    (
+        "refuses misuse",
+        2,
+        2,
+        [allocate("a", 1), ["free", ["a"]], ["free", ["a"]], ["share", ["a"]], allocate("b", 2)],
+    ),
+    (
+        "refuses misuse",
+        2,
+        2,
+        [allocate("a", 2), ["free", [-1]], ["share", [-1]], ["free", [["a", 0], 2]], ["share", [5]]],
+    ),
+    (
+        "refuses misuse",
+        2,
+        2,
+        [allocate("a", 1), ["share", ["a"]], ["free", ["a", "a"]], ["share", ["a", "a"]], ["free", ["a"]]],
+    ),
+    # vllm#1584: a cached block is free, too
+    ("refuses misuse", 2, 2, [*cached("a", ONE, 2), ["free", ["a"]], ["free", ["a"]], match("b", [1, 2, 3])]),
+    ("refuses misuse", 2, 2, [allocate("a", 1), ["free", ["a"]], insert(ONE, ["a"]), match("b", THREE)]),
+    ("refuses misuse", 3, 2, [allocate("a", 1), insert(TWO, ["a"]), match("b", THREE)]),
+    (
+        "refuses misuse",
+        2,
+        2,
+        [allocate("a", 2), insert(TWO, [["a", 0], ["a", 0]]), insert(ONE, [-1]), match("b", THREE)],
+    ),
+    # vLLM test_prefill: a second request hits while the first still runs
+    ("finds cached prefixes", 3, 2, [match("a", THREE), *cached("a", TWO, 2), match("b", THREE)]),
+    ("finds cached prefixes", 3, 2, [*cached("a", TWO, 2), finish("a"), match("b", THREE), finish("b")]),
+    ("finds cached prefixes", 3, 2, [*cached("a", TWO, 2), match("b", [1, 2, 9, 4, 5]), match("c", [9, 2, 3])]),
+    ("finds cached prefixes", 4, 1, [*cached("a", [7, 7, 8], 1), finish("a"), match("b", [7, 7, 8, 8])]),
+    (
+        "finds cached prefixes",
+        4,
+        2,
+        [allocate("a", 4), insert(ONE, ["a"]), insert([1, 2, 3, 4, 5], ["a"]), match("b", THREE)],
+    ),
+    # vLLM test_prefix_caching_for_multi_turn: the next turn brings prompt and answer back
+    (
+        "finds cached prefixes",
+        6,
+        2,
+        [
+            admit("a", [1, 2, 3, 4, 5]),
+            insert([1, 2, 3, 4, 5], ["a"]),
+            allocate("a", 1),
+            insert([1, 2, 3, 4, 5, 6, 7], ["a"]),
+            finish("a"),
+            admit("b", [1, 2, 3, 4, 5, 6, 7, 8, 9]),
+        ],
+    ),
+    # a block that is gone ends the hit, also where later blocks are still there
+    (
+        "finds cached prefixes",
+        3,
+        2,
+        [
+            *cached("a", THREE, 2),
+            ["free", [["a", 0]]],
+            ["free", [["a", 1], ["a", 2]]],
+            allocate("b", 1),
+            match("c", [*THREE, 7]),
+        ],
+    ),
+    # vllm PR#11186 and PR#17999, nano-vllm#114: a prompt that is cached to its end
+    (
+        "leaves the last token to compute",
+        3,
+        2,
+        [match("b", []), match("b", [1]), *cached("a", ONE, 2), match("b", []), match("b", ONE)],
+    ),
+    (
+        "leaves the last token to compute",
+        3,
+        2,
+        [*cached("a", TWO, 2), match("b", TWO), match("c", [1, 2, 3]), match("d", [*TWO, 5])],
+    ),
+    ("leaves the last token to compute", 3, 1, [*cached("a", [7, 8], 1), match("b", [7, 8]), match("c", [7])]),
+    (
+        "leaves the last token to compute",
+        4,
+        2,
+        [
+            *cached("a", TWO, 2),
+            finish("a"),
+            admit("b", TWO),
+            insert(TWO, ["b"]),
+            finish("b"),
+            match("c", THREE),
+        ],
+    ),
+    (
+        "caches full blocks only",
+        3,
+        2,
+        [*cached("a", [1, 2, 3], 2), match("b", [1, 2, 3, 4, 5]), match("c", [1, 2, 3, 9])],
+    ),
+    ("caches full blocks only", 2, 2, [insert([], []), *cached("a", [1], 2), match("b", [1, 2, 3])]),
+    (
+        "caches full blocks only",
+        3,
+        4,
+        [*cached("a", [1, 2, 3, 4, 5, 6, 7], 4), match("b", [1, 2, 3, 4, 5, 6, 7, 8, 9])],
+    ),
+    # the part-filled block is free and uncached, so it goes before any cached block does
+    (
+        "caches full blocks only",
+        4,
+        2,
+        [*cached("a", [7, 8], 2), finish("a"), *cached("b", [1, 2, 3], 2), finish("b"), allocate("c", 2)],
+    ),
+    # the same four tokens after another beginning, and at the beginning
+    (
+        "tells prompts apart",
+        4,
+        2,
+        [*cached("a", TWO, 2), *cached("b", [5, 6], 2), match("c", [5, 6, 3, 4, 9]), match("d", [3, 4, 9])],
+    ),
+    ("tells prompts apart", 2, 2, [*cached("a", ONE, 2), match("b", [2, 1, 3]), match("c", [1, 1, 2])]),
+    ("tells prompts apart", 2, 2, [*cached("a", ONE, 2), match("b", [9, 2, 3]), match("c", [1, 9, 3])]),
+    ("tells prompts apart", 2, 2, [*cached("a", [1, 23], 2), match("b", [12, 3, 4]), match("c", [1, 23, 4])]),
+    # NVIDIA/Megatron-LM PR#4158: a polynomial hash with factor 31 is 64 for both
+    ("tells prompts apart", 2, 2, [*cached("a", [1, 33], 2), match("b", [2, 2, 3])]),
+    # vllm PR#12621: Python's hash() gives these two the same number
+    ("tells prompts apart", 2, 4, [*cached("a", COLLIDING[0], 4), ["match", "b", [*COLLIDING[1], 5], None]]),
+    (
+        "tells prompts apart",
+        4,
+        4,
+        [*cached("a", [9, 9, 9, 9, *COLLIDING[0]], 4), ["match", "b", [9, 9, 9, 9, *COLLIDING[1], 5], None]],
+    ),
+    (
+        "tells prompts apart",
+        4,
+        1,
+        [*cached("a", [1, 2, 3], 1), match("b", [2, 3, 4]), match("c", [1, 3, 4]), match("d", [1, 2, 4])],
+    ),
+    # vLLM test_cache_key_salting: the same tokens under another key
+    (
+        "keeps keys apart",
+        3,
+        2,
+        [
+            *cached("a", ONE, 2, "blue"),
+            *[match(name, [1, 2, 3], key) for name, key in (("b", None), ("c", "red"), ("d", "blue"))],
+        ],
+    ),
+    ("keeps keys apart", 3, 2, [*cached("a", ONE, 2), match("b", [1, 2, 3], "blue"), match("c", [1, 2, 3])]),
+    ("keeps keys apart", 2, 2, [*cached("a", ONE, 2, "None"), match("b", [1, 2, 3]), match("c", [1, 2, 3], "")]),
+    (
+        "keeps keys apart",
+        4,
+        2,
+        [
+            *cached("a", TWO, 2, "blue"),
+            *cached("b", TWO, 2, "red"),
+            match("c", THREE, "red"),
+            match("d", THREE, "blue"),
+        ],
+    ),
+    # vLLM test_computed_blocks_not_evicted, vllm PR#10507: a hit must survive its own request's allocation; and
+    # vLLM test_evictable_cached_blocks_not_double_allocated: what a hit took is no longer free
+    (
+        "revives cached blocks",
+        3,
+        2,
+        [*cached("a", TWO, 2), finish("a"), match("b", THREE), allocate("b", 1), allocate("c", 1)],
+    ),
+    ("revives cached blocks", 2, 2, [*cached("a", TWO, 2), finish("a"), admit("b", THREE), admit("c", TWO)]),
+    (
+        "revives cached blocks",
+        2,
+        2,
+        [*cached("a", ONE, 2), ["free", ["a"]], allocate("b", 1), ["share", ["a"]], allocate("c", 1)],
+    ),
+    (
+        "revives cached blocks",
+        3,
+        2,
+        [
+            *cached("a", TWO, 2),
+            finish("a"),
+            match("b", THREE),
+            match("c", THREE),
+            finish("b"),
+            allocate("d", 2),
+            allocate("d", 1),
+            finish("c"),
+            allocate("d", 2),
+        ],
+    ),
+    # nano-vllm#163: a stale entry lets a later request read another one's keys and values
+    (
+        "forgets what it hands out",
+        2,
+        2,
+        [
+            *cached("a", ONE, 2),
+            finish("a"),
+            allocate("b", 2),
+            match("c", [1, 2, 3]),
+            finish("b"),
+            match("c", [1, 2, 3]),
+        ],
+    ),
+    (
+        "forgets what it hands out",
+        1,
+        2,
+        [
+            *cached("a", ONE, 2),
+            finish("a"),
+            *cached("b", [3, 4], 2),
+            finish("b"),
+            match("c", [1, 2, 9]),
+            match("d", [3, 4, 9]),
+        ],
+    ),
+    # a block that was handed out and came back without an insert is an uncached one
+    (
+        "forgets what it hands out",
+        2,
+        2,
+        [
+            *cached("a", ONE, 2),
+            *cached("b", [3, 4], 2),
+            finish("a"),
+            finish("b"),
+            allocate("c", 1),
+            finish("c"),
+            allocate("d", 1),
+            match("e", [3, 4, 5]),
+        ],
+    ),
+    # vLLM test_hash_block_correct_reuse: a reused block that becomes a part-filled tail is not cached
+    (
+        "forgets what it hands out",
+        2,
+        2,
+        [
+            *cached("a", TWO, 2),
+            finish("a"),
+            *cached("b", [5, 6, 7], 2),
+            finish("b"),
+            match("c", THREE),
+            match("d", [5, 6, 7]),
+        ],
+    ),
+    # vLLM test_evict: tail before head, so that what is left is still a prefix
+    (
+        "evicts the least recently used",
+        3,
+        2,
+        [*cached("a", THREE, 2), finish("a"), allocate("b", 1), match("c", [*THREE, 7])],
+    ),
+    (
+        "evicts the least recently used",
+        2,
+        2,
+        [
+            *cached("a", ONE, 2),
+            *cached("b", [3, 4], 2),
+            finish("b"),
+            finish("a"),
+            allocate("c", 1),
+            allocate("c", 1),
+        ],
+    ),
+    # a hit makes a block recent again
+    (
+        "evicts the least recently used",
+        2,
+        2,
+        [
+            *cached("a", ONE, 2),
+            *cached("b", [3, 4], 2),
+            finish("a"),
+            finish("b"),
+            match("c", [1, 2, 9]),
+            finish("c"),
+            allocate("d", 1),
+            match("e", [1, 2, 9]),
+        ],
+    ),
+    # free and uncached blocks first
+    (
+        "evicts the least recently used",
+        4,
+        2,
+        [
+            *cached("a", ONE, 2),
+            finish("a"),
+            allocate("b", 1),
+            finish("b"),
+            allocate("c", 3),
+            match("d", [1, 2, 9]),
+        ],
+    ),
+    # never a block that somebody holds
+    (
+        "evicts the least recently used",
+        3,
+        2,
+        [
+            *cached("a", TWO, 2),
+            *cached("b", [3, 4], 2),
+            finish("b"),
+            allocate("c", 1),
+            allocate("c", 1),
+            match("d", THREE),
+        ],
+    ),
+    (
+        "evicts the least recently used",
+        5,
+        2,
+        [*cached("a", THREE, 2), *cached("b", [7, 8, 9, 9], 2), finish("a"), finish("b"), *[allocate("c", 1)] * 5],
+    ),
+    (
+        "evicts the least recently used",
+        10,
+        2,
+        [
+            *cached("a", list(range(11)), 2),
+            *cached("b", list(range(20, 26)), 2),
+            finish("a"),
+            finish("b"),
+            match("c", [0, 1, 2, 3, 9]),
+            allocate("d", 3),
+            allocate("d", 3),
+            finish("c"),
+            allocate("d", 4),
+        ],
+    ),
+    # vllm#11562 -> PR#11565, and vLLM test_prefill_not_enough_free_blocks_with_computed_blocks
+    (
+        "failed admission changes nothing",
+        3,
+        2,
+        [*cached("a", TWO, 2), finish("a"), allocate("b", 1), admit("c", [*THREE, 7]), match("d", THREE)],
+    ),
+    # an allocation that fails evicts nothing
+    (
+        "failed admission changes nothing",
+        2,
+        2,
+        [
+            *cached("a", ONE, 2),
+            finish("a"),
+            allocate("b", 3),
+            match("c", [1, 2, 3]),
+            allocate("b", 2),
+            allocate("b", 1),
+        ],
+    ),
+    (
+        "failed admission changes nothing",
+        4,
+        2,
+        [
+            *cached("a", TWO, 2),
+            admit("b", [*THREE, *THREE]),
+            finish("a"),
+            admit("b", [*THREE, 7, 8]),
+            admit("c", [*THREE, 7]),
+        ],
+    ),
+    # nano-vllm#219: two requests with one prompt in flight at once
+    (
+        "lives with duplicates",
+        4,
+        2,
+        [
+            admit("a", TWO),
+            admit("b", TWO),
+            insert(TWO, ["a"]),
+            insert(TWO, ["b"]),
+            match("c", THREE),
+            finish("a"),
+            finish("b"),
+            finish("c"),
+            match("d", THREE),
+            allocate("e", 2),
+            allocate("e", 1),
+            finish("d"),
+            allocate("e", 2),
+            match("f", THREE),
+        ],
+    ),
+    (
+        "lives with duplicates",
+        2,
+        2,
+        [
+            *cached("a", ONE, 2),
+            *cached("b", ONE, 2),
+            finish("b"),
+            allocate("c", 1),
+            finish("a"),
+            allocate("c", 1),
+            match("d", [1, 2, 3]),
+        ],
+    ),
+)
