@@ -85,7 +85,7 @@ def _tell(course, summary: dict, failed: list) -> None:
     for slug, unit in summary["units"].items():
         print(f"{slug}: {unit['submissions']} submissions, mean {unit['mean']:.1f} of {unit['max']:g} points")
         if unit["waiting"]:
-            print(f"  {unit['waiting']} answers wait for a person: nbgrader formgrader")
+            print(f"  waiting for a person: {unit['waiting']} free-text answers (nbgrader formgrader)")
     if failed:
         print(f"{len(failed)} submissions could not be graded; the report says why.")
     for path in summary["files"].values():

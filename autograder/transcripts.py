@@ -11,7 +11,10 @@ __all__ = ["MIME", "intake_path", "read_record", "record_path", "store", "update
 
 
 def folder(course: Course, unit: str, student: str) -> Path:
-    return course.state / "transcripts" / unit / student
+    """Where one submission's transcripts lie. They hold secret challenges: nobody else on the machine may read them."""
+    top = course.state / "transcripts"
+    top.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return top / unit / student
 
 
 def store(course: Course, unit: str, student: str, exercise: str, payload: dict) -> None:

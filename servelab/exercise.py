@@ -18,6 +18,7 @@ import pkgutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from random import Random
 from types import ModuleType
 from typing import Any
@@ -138,7 +139,6 @@ class Exercise:
 def from_module(module: ModuleType) -> Exercise:
     """Read an exercise off its module."""
     unit, name = module.__name__.split(".")[-2:]
-    source = inspect.getsource(module).encode()
     return Exercise(
         name=f"{unit}.{name}",
         answers=module.ANSWERS,
@@ -146,9 +146,16 @@ def from_module(module: ModuleType) -> Exercise:
         challenges=module.challenges,
         drive=module.drive,
         judge=module.judge,
-        version=hashlib.sha256(source).hexdigest()[:12],
+        version=_version(module),
         show=getattr(module, "show", plain.dumps),
     )
+
+
+def _version(module: ModuleType) -> str:
+    """A name for this driver and judge: the exercise's source and that of its unit's helpers, ``_*.py``."""
+    helpers = Path(inspect.getfile(module)).parent.glob("_[!_]*.py")
+    sources = [inspect.getsource(module), *(path.read_text(encoding="utf-8") for path in sorted(helpers))]
+    return hashlib.sha256("\0".join(sources).encode()).hexdigest()[:12]
 
 
 @cache

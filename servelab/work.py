@@ -184,6 +184,12 @@ def run_checks(unit: Unit) -> list[dict]:
         raise CourseError("there is no such notebook yet", where=str(unit.work), mend="Run: python3 course.py learn")
     notebook, _ = read_notebook(unit.work, max_bytes=LARGEST)
     notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs = []  # a verdict of an earlier run must not stand for a cell that is not reached
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs = []  # a verdict of an earlier run must not stand for a cell that is not reached
     _execute(notebook, unit)
     return [_shown(index, cell) for index, cell in enumerate(notebook.cells, 1) if is_check(cell)]
 

@@ -556,8 +556,8 @@ check("paged_kv.fork", ForkableTable, copy_blocks)
 # is wrong, and a tenant may see another's data. Python's `hash` is no protection. For tuples of integers it is a fixed
 # and public function, so equal hashes can be computed. The cell below holds two blocks that were found in a minute.
 #
-# vLLM moved from `hash` to SHA-256 (pull request 15297, after 12621). The alternative is to compare the tokens
-# themselves. Either is fine here.
+# vLLM can use SHA-256 since pull request 15297 and does so by default since v0.10.2 (29261). The alternative is to
+# compare the tokens themselves. Either is fine here.
 
 # %%
 one, other = (40007, 55817, 101852, 101088), (113913, 38631, 124316, 1000)

@@ -347,8 +347,13 @@ def test_check_command_on_a_right_notebook(capsys):
 
 
 def test_check_command_on_a_wrong_notebook_whose_kernel_dies(capsys):
-    """What was reached before the kernel died is reported, the rest is said not to have run."""
+    """What was reached is reported, the rest is said not to have run, though a verdict of an earlier run is saved there."""
     answer(slot_utilisation=WRONG, reflection="import os\nos._exit(1)")
+    notebook = nbformat.read(UNIT.work, as_version=4)
+    check = next(cell for cell in notebook.cells if grade_id(cell) == "reflection-check")
+    old = {"exercise": "start_here.reflection", "passed": True, "text": "passed"}
+    check.outputs = [nbformat.v4.new_output("display_data", {work.VERDICT_MIME: old})]
+    nbformat.write(notebook, UNIT.work)
     assert main(["check"]) == 1
     out, err = capsys.readouterr()
     assert "slot_utilisation: not yet right" in out

@@ -77,6 +77,7 @@ class TestGraded:
         toy, _ = graded
         kept = json.loads((toy.state / "transcripts" / UNIT / "bob" / "double.json").read_text())
         assert kept["exercise"] == "toy.double" and len(kept["version"]) == 12
+        assert (toy.state / "transcripts").stat().st_mode & 0o777 == 0o700
         assert len(json.loads(kept["recorded"])) == len(kept["challenges"])
 
     def test_nbgrader_by_hand_gives_the_same_grades(self, graded):
