@@ -187,9 +187,6 @@ def run_checks(unit: Unit) -> list[dict]:
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs = []  # a verdict of an earlier run must not stand for a cell that is not reached
-    for cell in notebook.cells:
-        if cell.cell_type == "code":
-            cell.outputs = []  # a verdict of an earlier run must not stand for a cell that is not reached
     _execute(notebook, unit)
     return [_shown(index, cell) for index, cell in enumerate(notebook.cells, 1) if is_check(cell)]
 

@@ -347,7 +347,7 @@ def test_check_command_on_a_right_notebook(capsys):
 
 
 def test_check_command_on_a_wrong_notebook_whose_kernel_dies(capsys):
-    """What was reached is reported, the rest is said not to have run, though a verdict of an earlier run is saved there."""
+    """What was reached is reported, the rest did not run, though a verdict of an earlier run is saved there."""
     answer(slot_utilisation=WRONG, reflection="import os\nos._exit(1)")
     notebook = nbformat.read(UNIT.work, as_version=4)
     check = next(cell for cell in notebook.cells if grade_id(cell) == "reflection-check")
