@@ -93,6 +93,10 @@ def _recorder(inputs: tuple):
     class Recorder(TorchDispatchMode):
         largest, made = 0, 0
 
+        @classmethod
+        def _should_skip_dynamo(cls):  # torch's own switch: otherwise the first use imports torch._dynamo, for seconds
+            return False
+
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
             result = function(*args, **(kwargs or {}))
             for value in result if isinstance(result, (list, tuple)) else (result,):

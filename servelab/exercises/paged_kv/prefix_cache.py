@@ -186,8 +186,8 @@ class Referee:
     def path(self, tokens: list[int], key: str | None) -> list[Content]:
         """The contents of the full blocks of ``tokens``."""
         path, parent = [], None
-        for start in range(0, len(tokens) - self.block_size + 1, self.block_size):
-            name = id(parent), tuple(tokens[start : start + self.block_size]), key
+        for end in range(self.block_size, len(tokens) + 1, self.block_size):
+            name = id(parent), tuple(tokens[end - self.block_size : end]), key
             if name not in self.known:
                 self.known[name] = Content()
                 if parent:
