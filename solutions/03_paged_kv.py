@@ -1075,11 +1075,11 @@ def grow(running: list[Resident], queue: deque[Resident], policy: str, capacity:
     index = 0
     while index < len(running):
         request = running[index]
-        size = slots_needed(request, policy, max_len)
-        if size - request.size > capacity - sum(other.size for other in running):
+        needed = slots_needed(request, policy, max_len)
+        if needed - request.size > capacity - sum(other.size for other in running):
             queue.appendleft(running.pop())
         else:
-            request.size = size
+            request.size = needed
             request.held += 1
             index += 1
     ### END SOLUTION
