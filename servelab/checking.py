@@ -53,20 +53,17 @@ def check(name: str, *answers) -> None:
         If a case failed, so that nbgrader's Validate button agrees with what is shown.
     """
     exercise = exercises.find(name)
-    if len(answers) != len(exercise.answers):
-        expected = ", ".join([f'"{name}"', *exercise.answers])
-        raise CourseError(f"this check takes {len(exercise.answers)} answers", where=name, mend=f"check({expected})")
+    _require_answers(exercise, answers)
     secret = os.environ.get("SERVELAB_CHALLENGES")
     if secret:
         _record_for_the_grader(exercise, answers, Path(secret))
         return
     probes = public_probes(exercise)
-    with _captured() as printed:
-        recorded = [exercises.record(exercise, probe.challenge, answers) for probe in probes]
-        output = printed()
+    recorded, printed = _drive_all(exercise, probes, answers)
     verdict = exercises.judge(exercise, probes, recorded)
     unwritten = not verdict.passed and all(_not_written(outcome) for outcome in recorded)
-    _show(exercise, probes, verdict, output, unwritten)
+    failed_on = verdict.first_failure.failed_on if verdict.first_failure else None
+    _show(exercise, probes, verdict, "" if failed_on is None else printed[failed_on], unwritten)
     _remember(exercise, verdict)
     _emit_score(exercise, verdict)
     if unwritten:
@@ -74,6 +71,30 @@ def check(name: str, *answers) -> None:
     if not verdict.passed:
         failed = [case.spec.name for case in verdict.cases if not case.passed]
         raise CheckFailed(f"{len(failed)} of {len(verdict.cases)} cases failed: {', '.join(failed)}")
+
+
+def _require_answers(exercise: Exercise, answers: tuple) -> None:
+    """Refuse the wrong number of answers, and an object where its class is asked for."""
+    mend = f"check({', '.join([repr(exercise.name), *exercise.answers])})"
+    if len(answers) != len(exercise.answers):
+        raise CourseError(f"this check takes {len(exercise.answers)} answers", where=exercise.name, mend=mend)
+    for name, answer in zip(exercise.answers, answers, strict=True):
+        if name[0].isupper() and not isinstance(answer, type):
+            raise CourseError(f"{name} must be the class, not an object of it", where=exercise.name, mend=mend)
+
+
+def _drive_all(exercise: Exercise, probes: list[Probe], answers: tuple) -> tuple[list[dict], list[str]]:
+    """The outcome of each probe, and what the learner's code printed during it."""
+    recorded, printed = [], []
+    for probe in probes:
+        try:
+            with _captured() as output:
+                recorded.append(exercises.record(exercise, probe.challenge, answers))
+                printed.append(output())
+        except KeyboardInterrupt as stop:
+            where = exercises.describe_error(stop).partition("(")[2].rstrip(")") or "somewhere in your code"
+            raise CheckFailed(f"interrupted at {where}, on the input\n{exercise.show(probe.challenge)}") from None
+    return recorded, printed
 
 
 def public_probes(exercise: Exercise) -> list[Probe]:
@@ -212,28 +233,25 @@ def _captured() -> Iterator:
 @contextlib.contextmanager
 def _diverted(stream, text: io.StringIO) -> Iterator[None]:
     """Divert a notebook's stream itself: a log handler made in an earlier cell holds on to it."""
-    try:
+    with contextlib.suppress(AttributeError):  # a plain file takes none; its writes arrive at the descriptor
         stream.write = text.write
-    except AttributeError:  # a plain file; its writes arrive at the descriptor
-        yield
-        stream.flush()
-        return
     try:
         yield
     finally:
-        del stream.write
+        stream.flush()
+        with contextlib.suppress(AttributeError):
+            del stream.write
 
 
 @contextlib.contextmanager
 def _redirected(fd: int, target: int) -> Iterator[None]:
-    try:
+    saved = None
+    with contextlib.suppress(OSError):  # a process without that descriptor has nothing to capture there
         saved = os.dup(fd)
-    except OSError:  # a process without that descriptor has nothing to capture there
-        yield
-        return
-    try:
         os.dup2(target, fd)
+    try:
         yield
     finally:
-        os.dup2(saved, fd)
-        os.close(saved)
+        if saved is not None:
+            os.dup2(saved, fd)
+            os.close(saved)

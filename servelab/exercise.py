@@ -15,18 +15,21 @@ import hashlib
 import importlib
 import inspect
 import pkgutil
+import re
+import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from random import Random
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 from servelab import plain
 from servelab.errors import CourseError
 
 PUBLIC_SEED = 2026
+CELL_FILE = re.compile(r"^<ipython-input|ipykernel_\d+[\\/]")  # how IPython names the code of a cell
 
 
 @dataclass(frozen=True)
@@ -101,9 +104,8 @@ class Verdict:
 
     @property
     def first_failure(self) -> CaseVerdict | None:
-        """The failed case with the smallest failing challenge."""
-        failed = [case for case in self.cases if not case.passed]
-        return min(failed, key=lambda case: (case.failed_on is None, case.failed_on), default=None)
+        """The first failed case, in the exercise's order: from basic to special."""
+        return next((case for case in self.cases if not case.passed), None)
 
 
 @dataclass(frozen=True)
@@ -183,8 +185,15 @@ def record(exercise: Exercise, challenge: Any, answers: tuple) -> dict:
     """Drive an answer through a copy of one challenge. Whatever escapes the driver is the outcome ``raised``."""
     try:
         return {"transcript": plain.loads(plain.dumps(exercise.drive(copy.deepcopy(challenge), *answers)))}
+    except NotImplementedError as error:
+        return {"raised": {"type": "NotImplementedError", "message": f"{_raiser(error)} is not written yet"}}
     except (Exception, SystemExit) as error:
-        return {"raised": {"type": plain.type_name(error), "message": _message(error)}}
+        return {"raised": {"type": plain.type_name(error), "message": _message(error) + _place(error)}}
+
+
+def describe_error(error: BaseException) -> str:
+    """What the learner's code raised, as they should read it: type, message, and the line of their cell, if known."""
+    return f"{plain.type_name(error)}: {_message(error)}{_place(error)}"
 
 
 def _message(error: BaseException) -> str:
@@ -192,6 +201,23 @@ def _message(error: BaseException) -> str:
         return plain.text(error, 300)
     except Exception:  # an error that cannot say what it is
         return ""
+
+
+def _frames(error: BaseException) -> list[tuple[FrameType, int]]:
+    return list(traceback.walk_tb(error.__traceback__))
+
+
+def _place(error: BaseException) -> str:
+    """The last line of a notebook's cell that the error passed through, in brackets; empty outside a notebook."""
+    cells = [line for frame, line in _frames(error) if CELL_FILE.search(frame.f_code.co_filename)]
+    return f" (line {cells[-1]} of your cell)" if cells else ""
+
+
+def _raiser(error: BaseException) -> str:
+    """The function that raised, e.g. ``BlockAllocator.free``; the drivers' own raise for what is not written at all."""
+    frame = _frames(error)[-1][0]
+    ours = Path(frame.f_code.co_filename).parent.name in ("servelab", "exercises")
+    return "this" if ours else frame.f_code.co_qualname
 
 
 def make_probes(exercise: Exercise, rng: Random, reference: tuple) -> list[Probe]:
@@ -238,6 +264,8 @@ def _judge_one(exercise: Exercise, probe: Probe, outcome: Any) -> list[Case]:
     if "raised" in outcome:
         raised = outcome["raised"] if isinstance(outcome["raised"], dict) else {}
         text = f"your code raised {raised.get('type')}: {raised.get('message')}"
+        if raised.get("type") == "NotImplementedError":
+            text = str(raised.get("message"))
         return [Case(name, False, text) for name in probe.cases]
     try:
         return list(exercise.judge(probe.challenge, outcome["transcript"], probe.expected))

@@ -6,6 +6,15 @@ from servelab.plain import close, plain
 RELATIVE = 0.005  # a share or an average may be rounded to three digits; a count may not
 
 
+def _read(text: str) -> str | float:
+    """An answer given as text: a letter, perhaps in brackets, or a number, perhaps in per cent."""
+    text = text.strip().strip("().").strip().lower()
+    try:
+        return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        return text
+
+
 class Quiz:
     """The functions of an exercise whose answer is ``{question: number or letter}``.
 
@@ -24,12 +33,14 @@ class Quiz:
         if isinstance(answers, dict) and not any(answers.get(key) is not None for key in self.nudges):
             raise NotImplementedError("no answer given yet")
         given = plain(answers[question]) if isinstance(answers, dict) and question in answers else None
-        return given.strip().lower() if isinstance(given, str) else given
+        return _read(given) if isinstance(given, str) else given
 
     def judge(self, question: str, given, expected) -> list[Case]:
         if close(given, expected, rtol=RELATIVE if isinstance(expected, float) else 0):
             return [Case(question, True)]
         got = "no answer" if given is None else f"{given!r} is not it"
+        if isinstance(given, str) and not isinstance(expected, str):
+            got = f"expected a number, got {given!r}"
         return [Case(question, False, f"{got}. {self.nudges[question]}")]
 
     def show(self, question: str) -> str:

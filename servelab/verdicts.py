@@ -16,7 +16,7 @@ class Shown:
     exercise: Exercise
     probes: list[Probe]
     verdict: Verdict
-    printed: str = ""
+    printed: str = ""  # while the first failing input was run
 
     @property
     def headline(self) -> str:
@@ -34,15 +34,23 @@ class Shown:
 
     @property
     def hint(self) -> str:
+        """Which hint to open; none where the learner's code broke off, since no hint is about that."""
         case = self.verdict.first_failure
-        return f"Hint {case.spec.hint} of this exercise is about this." if case and self.probes else ""
+        if not case or not self.probes or "your code raised" in case.message or "not written yet" in case.message:
+            return ""
+        return f"Hint {case.spec.hint} of this exercise is about this."
+
+    @property
+    def failing_input_title(self) -> str:
+        case = self.verdict.first_failure
+        return f'Smallest failing input of "{case.spec.name}":' if case else ""
 
     def outcome(self, case: CaseVerdict) -> str:
         if case.passed:
-            return f"held in {case.covered} {'challenge' if case.covered == 1 else 'challenges'}"
+            return f"held for {case.covered} {'input' if case.covered == 1 else 'inputs'}"
         if not self.probes:
             return "failed"
-        return _shortened(case.message, MAX_MESSAGE) or "no challenge reached this"
+        return _shortened(case.message, MAX_MESSAGE) or "no input reached this"
 
 
 def _shortened(text: str, length: int) -> str:
@@ -55,13 +63,13 @@ def as_text(shown: Shown) -> str:
     for case in shown.verdict.cases:
         lines.append(f"  {'ok  ' if case.passed else 'FAIL'}  {case.spec.name}: {shown.outcome(case)}")
     if shown.first_failure:
-        lines += ["Smallest failing input:", *(f"  {line}" for line in shown.first_failure.splitlines())]
+        lines += [shown.failing_input_title, *(f"  {line}" for line in shown.first_failure.splitlines())]
     if shown.hint:
         lines.append(shown.hint)
     if shown.verdict.note:
         lines.append(shown.verdict.note)
     if shown.printed.strip():
-        lines += ["Your code printed:", shown.printed.strip()]
+        lines += ["Your code printed, on this input:", shown.printed.strip()]
     return "\n".join(lines)
 
 
@@ -77,13 +85,13 @@ def as_html(shown: Shown) -> str:
         f'<table class="servelab-verdict"><thead>{head}</thead><tbody>{rows}</tbody></table>',
     ]
     if shown.first_failure:
-        parts.append(f"<p>Smallest failing input:</p><pre>{escape(shown.first_failure)}</pre>")
+        parts.append(f"<p>{escape(shown.failing_input_title)}</p><pre>{escape(shown.first_failure)}</pre>")
     if shown.hint:
         parts.append(f"<p>{escape(shown.hint)}</p>")
     if shown.verdict.note:
         parts.append(f"<p>{escape(shown.verdict.note)}</p>")
     if shown.printed.strip():
-        parts.append(f"<p>Your code printed:</p><pre>{escape(shown.printed.strip())}</pre>")
+        parts.append(f"<p>Your code printed, on this input:</p><pre>{escape(shown.printed.strip())}</pre>")
     return f'<div class="servelab">{"".join(parts)}</div>'
 
 

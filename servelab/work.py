@@ -188,7 +188,14 @@ def run_checks(unit: Unit) -> list[dict]:
         if cell.cell_type == "code":
             cell.outputs = []  # a verdict of an earlier run must not stand for a cell that is not reached
     _execute(notebook, unit)
-    return [_shown(index, cell) for index, cell in enumerate(notebook.cells, 1) if is_check(cell)]
+    broken = {grade_id(cell): error for cell in notebook.cells if is_solution(cell) and (error := _error(cell))}
+    return [_shown(index, cell, broken) for index, cell in enumerate(notebook.cells, 1) if is_check(cell)]
+
+
+def _error(cell: dict) -> str:
+    """The error that the cell ended in, or an empty string."""
+    errors = [output for output in cell.get("outputs", []) if output.get("output_type") == "error"]
+    return f"{errors[0].get('ename')}: {errors[0].get('evalue')}" if errors else ""
 
 
 def _execute(notebook: nbformat.NotebookNode, unit: Unit) -> None:
@@ -198,6 +205,7 @@ def _execute(notebook: nbformat.NotebookNode, unit: Unit) -> None:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+    started: list[nbformat.NotebookNode] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(f"running {unit.slug}", total=len(notebook.cells))
@@ -207,17 +215,35 @@ def _execute(notebook: nbformat.NotebookNode, unit: Unit) -> None:
             allow_errors=True,
             extra_arguments=["--log-level=ERROR"],
             resources={"metadata": {"path": str(unit.work.parent)}},
+            on_cell_start=lambda cell, cell_index: started.append(cell),
             on_cell_complete=lambda cell, cell_index: bar.update(task, completed=cell_index + 1),
         )
         try:
             client.execute()
         except CellTimeoutError:
-            print(f"A cell ran for more than {CELL_TIMEOUT} s; the checks below it did not run.", file=sys.stderr)
+            print(
+                f"{_last(started)} ran for more than {CELL_TIMEOUT} s; what is below it did not run.", file=sys.stderr
+            )
         except DeadKernelError:
-            print("The kernel died (out of memory?); the checks below that cell did not run.", file=sys.stderr)
+            print(
+                f"The kernel died in {_last(started)} (out of memory?); what is below it did not run.", file=sys.stderr
+            )
+        except (KeyboardInterrupt, AssertionError) as stop:  # nbclient turns Ctrl-C into either
+            if isinstance(stop, KeyboardInterrupt) or isinstance(stop.__context__, KeyboardInterrupt):
+                raise KeyboardInterrupt from None
+            raise
 
 
-def _shown(index: int, cell: dict) -> dict:
+def _last(started: list[nbformat.NotebookNode]) -> str:
+    """The cell that was running, as a person would look for it."""
+    if not started:
+        return "the first cell"
+    first_line = next((line for line in started[-1].source.splitlines() if line.strip()), "")
+    return f"the cell {grade_id(started[-1]) or repr(first_line[:60])}"
+
+
+def _shown(index: int, cell: dict, broken: dict[str, str]) -> dict:
+    """What a check cell showed; if it showed no verdict, the error of its solution cell, or else its own."""
     for output in cell.get("outputs", []):
         if VERDICT_MIME in output.get("data", {}):
             verdict = output["data"][VERDICT_MIME]
@@ -227,16 +253,12 @@ def _shown(index: int, cell: dict) -> dict:
                 "passed": verdict["passed"],
                 "text": verdict["text"],
             }
-    errors = [
-        f"{o.get('ename')}: {o.get('evalue')}" for o in cell.get("outputs", []) if o.get("output_type") == "error"
-    ]
-    name = grade_id(cell)
-    return {
-        "cell": index,
-        "exercise": None,
-        "passed": False,
-        "text": f"{name}: {errors[0] if errors else 'did not run'}",
-    }
+    name, own = grade_id(cell), _error(cell)
+    solution = name.removesuffix("-check")
+    text = f"{name}: {own or 'did not run'}"
+    if solution in broken and own.startswith("NameError"):
+        text = f"{name}: the cell {solution} ended in {broken[solution]}"
+    return {"cell": index, "exercise": None, "passed": False, "text": text}
 
 
 def command_learn(args: argparse.Namespace) -> int:
@@ -293,7 +315,8 @@ def command_progress(args: argparse.Namespace) -> int:
     view = Table("unit", "exercise", "points", "state")
     for slug, rows in table.items():
         earned, total = sum(row.earned for row in rows), sum(row.points for row in rows)
-        view.add_row(slug, "", f"{earned:g} / {total:g}", "", style="bold")
+        by_hand = sum(points(find_unit(slug)).values()) - total
+        view.add_row(slug, "", f"{earned:g} / {total:g}", f"and {by_hand:g} by hand" if by_hand else "", style="bold")
         for row in rows:
             state = "not checked yet" if row.fraction is None else "passed" if row.fraction == 1 else "not yet right"
             state += ", edited since" if row.edited_since else ""

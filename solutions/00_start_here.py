@@ -31,13 +31,15 @@
 # 4. **a check cell**: `check(...)` runs your code on many cases and says which hold;
 # 5. sometimes **an explore cell**: a slider over a picture that your own code draws.
 #
-# Run a cell with Shift+Enter. Cells below a check do not depend on it, so you can go on and come back.
+# Run a cell with Shift+Enter. You can go on before a check passes. Where an exercise builds on
+# an earlier one, it says so.
 
 # %% [markdown]
 # ## What a check tells you
 #
-# A check looks at several **cases**. For each one it says whether it held. If one failed, you see the smallest input that
-# it failed on, what was expected, what came, and the number of the hint that is about it. The cell then ends in
+# A check looks at several **cases**, each on several inputs. For each case it says whether it held. For the first that
+# did not, you see the smallest input that it failed on, what was expected, what came, and the number of the hint that is
+# about it. The cell then ends in
 # `CheckFailed`, so that *Restart and run all* and nbgrader's *Validate* button agree with what you read.
 #
 # A case is worth a share of the exercise's points; the points of a unit sum to 100. In a shell, `servelab progress` shows
@@ -161,10 +163,12 @@ check("start_here.slot_utilisation", slot_utilisation)
 #
 # - **steps in a slot after the answer is done**: for how many steps does the slot of a *short* request stay held after
 #   that request has finished?
-# - **what raises utilisation**: you may change one thing. (a) give the same nine requests 18 slots; (b) put requests of
-#   similar length into the same batch; (c) buy a GPU that is twice as fast.
+# - **what raises utilisation**: many such requests are waiting, and you may change one thing. (a) give each batch 18
+#   slots; (b) put requests of similar length into the same batch; (c) buy a GPU that is twice as fast.
 # - **utilisation of ten such batches**: the same nine requests arrive ten times, one batch after the other. A number
 #   between 0 and 1.
+#
+# In the cell, replace each `None` and delete the line that raises.
 #
 # <details><summary>Hint 1: which picture to draw</summary>
 #

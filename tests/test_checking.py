@@ -67,6 +67,7 @@ CELLS = {
     "right": RIGHT + "right = slot_utilisation\n" + CHECK,
     "noise": NOISE,
     "noisy": CHECK,
+    "noisy and wrong": "loud = slot_utilisation\nslot_utilisation = lambda *given: (loud(*given), 0.0)[1]\n" + CHECK,
     "afterwards": (
         "print('out'), print('err', file=sys.stderr), logging.getLogger('old').error('x')\n"
         "assert before == [os.fstat(fd) for fd in (1, 2)]"
@@ -114,7 +115,10 @@ def test_wrong_answer(outputs):
     assert 0 < shown[VERDICT_MIME]["fraction"] < 1
     text = shown["text/plain"]
     assert "FAIL  several batches: expected " in text
-    assert "Smallest failing input:\n  slot_utilisation([1, 2, 9], batch_size=2)" in text
+    shown = (
+        'Smallest failing input of "the last batch may be partly filled":\n  slot_utilisation([1, 2, 9], batch_size=2)'
+    )
+    assert shown in text
     assert "Hint 2 of this exercise is about this." in text
     raised = error(outputs["wrong"])
     assert raised.ename == "CheckFailed"
@@ -151,10 +155,11 @@ def test_markup_is_escaped(outputs):
 def test_noise_is_kept_off_the_cell(outputs):
     """One display, nothing on stdout or stderr: a warning must not cost a point."""
     (shown,) = outputs["noisy"]
+    assert shown.data[VERDICT_MIME]["passed"] and "Your code printed" not in shown.data["text/plain"]
+    shown, _ = outputs["noisy and wrong"]
     text = shown.data["text/plain"]
-    assert shown.data[VERDICT_MIME]["passed"]
-    printed = text[text.index("Your code printed:") :]
-    for part in ("print\n", "UserWarning: a warning", "an old handler", "a new handler", "a held stream"):
+    printed = text[text.index("Your code printed, on this input:") :]
+    for part in ("print\n", "an old handler", "a held stream"):
         assert part in printed
     assert printed.endswith(" ...") and len(printed) < checking.MAX_SHOWN_OUTPUT + 100
 
@@ -166,7 +171,7 @@ def test_streams_work_again_after_a_check(outputs):
 
 def test_wrong_use(outputs):
     assert error(outputs["too many"]).evalue == (
-        f'{NAME}: this check takes 1 answers\ncheck("{NAME}", slot_utilisation)'
+        f"{NAME}: this check takes 1 answers\ncheck('{NAME}', slot_utilisation)"
     )
     assert "there is no exercise 'start_here.nothing'" in error(outputs["unknown"]).evalue
 
@@ -367,3 +372,16 @@ def test_nbgraders_validate_agrees(student, tmp_path, monkeypatch):
     else:
         assert out.startswith("VALIDATION FAILED ON 2 CELL(S)!")
         assert "CheckFailed: slot_utilisation: not written yet" in out
+
+
+def test_an_interrupt_names_the_line_and_the_input():
+    def endless(lengths, batch_size):
+        raise KeyboardInterrupt
+
+    with pytest.raises(CheckFailed, match=r"interrupted at somewhere in your code, on the input\nslot_utilisation\("):
+        check(NAME, endless)
+
+
+def test_an_object_instead_of_its_class_is_refused():
+    with pytest.raises(CourseError, match="BlockAllocator must be the class"):
+        check("paged_kv.block_allocator", object())

@@ -357,7 +357,7 @@ def test_check_command_on_a_wrong_notebook_whose_kernel_dies(capsys):
     assert main(["check"]) == 1
     out, err = capsys.readouterr()
     assert "slot_utilisation: not yet right" in out
-    assert "Smallest failing input:" in out
+    assert 'Smallest failing input of "one full batch":' in out
     assert "reflection-check: did not run" in out
     assert "0 of 2 checks passed" in out
     assert "The kernel died" in err
@@ -381,9 +381,7 @@ def test_check_command_before_learn(capsys):
 def test_check_cell_that_shows_an_error_only():
     cell = nbformat.v4.new_code_cell(metadata={"nbgrader": {"grade_id": "a-check", "grade": True}})
     cell.outputs = [nbformat.v4.new_output("error", ename="NameError", evalue="name 'x'", traceback=[])]
-    assert work._shown(7, cell) == {
-        "cell": 7,
-        "exercise": None,
-        "passed": False,
-        "text": "a-check: NameError: name 'x'",
-    }
+    shown = {"cell": 7, "exercise": None, "passed": False, "text": "a-check: NameError: name 'x'"}
+    assert work._shown(7, cell, {}) == shown
+    text = "a-check: the cell a ended in SyntaxError: invalid syntax"
+    assert work._shown(7, cell, {"a": "SyntaxError: invalid syntax"}) == shown | {"text": text}
