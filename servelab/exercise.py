@@ -193,7 +193,8 @@ def record(exercise: Exercise, challenge: Any, answers: tuple) -> dict:
 
 def describe_error(error: BaseException) -> str:
     """What the learner's code raised, as they should read it: type, message, and the line of their cell, if known."""
-    return f"{plain.type_name(error)}: {_message(error)}{_place(error)}"
+    message = _message(error)
+    return f"{plain.type_name(error)}{': ' if message else ''}{message}{_place(error)}"
 
 
 def _message(error: BaseException) -> str:

@@ -1,7 +1,7 @@
 """Judged reflection questions: a dictionary of answers, one case for each question."""
 
 from servelab.exercise import Case, CaseSpec
-from servelab.plain import close, plain
+from servelab.plain import close, plain, type_name
 
 RELATIVE = 0.005  # a share or an average may be rounded to three digits; a count may not
 
@@ -32,7 +32,9 @@ class Quiz:
     def drive(self, question: str, answers) -> object:
         if isinstance(answers, dict) and not any(answers.get(key) is not None for key in self.nudges):
             raise NotImplementedError("no answer given yet")
-        given = plain(answers[question]) if isinstance(answers, dict) and question in answers else None
+        if not isinstance(answers, dict):
+            return {"instead of a dictionary": type_name(answers)}
+        given = plain(answers.get(question))
         return _read(given) if isinstance(given, str) else given
 
     def judge(self, question: str, given, expected) -> list[Case]:
@@ -41,6 +43,10 @@ class Quiz:
         got = "no answer" if given is None else f"{given!r} is not it"
         if isinstance(given, str) and not isinstance(expected, str):
             got = f"expected a number, got {given!r}"
+        if isinstance(given, dict) and "instead of a dictionary" in given:
+            got = f"expected the dictionary of answers, got an object of type {given['instead of a dictionary']}"
+        elif isinstance(given, dict):
+            got = f"expected a number or text, got an object of type {given.get('unexpected type', 'dict')}"
         return [Case(question, False, f"{got}. {self.nudges[question]}")]
 
     def show(self, question: str) -> str:

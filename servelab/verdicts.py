@@ -5,7 +5,7 @@ from html import escape
 
 from servelab.exercise import CaseVerdict, Exercise, Probe, Verdict
 
-MAX_INPUT = 1200
+MAX_INPUT = 6000  # the longest run's listing, so that the step that a message names is in it
 MAX_MESSAGE = 600  # it quotes what the learner's code returned, which may be of any length
 
 
@@ -85,19 +85,24 @@ def as_html(shown: Shown) -> str:
         f'<table class="servelab-verdict"><thead>{head}</thead><tbody>{rows}</tbody></table>',
     ]
     if shown.first_failure:
-        parts.append(f"<p>{escape(shown.failing_input_title)}</p><pre>{escape(shown.first_failure)}</pre>")
+        parts.append(f"<p>{escape(shown.failing_input_title)}</p>{_listing(shown.first_failure)}")
     if shown.hint:
         parts.append(f"<p>{escape(shown.hint)}</p>")
     if shown.verdict.note:
         parts.append(f"<p>{escape(shown.verdict.note)}</p>")
     if shown.printed.strip():
-        parts.append(f"<p>Your code printed, on this input:</p><pre>{escape(shown.printed.strip())}</pre>")
+        parts.append(f"<p>Your code printed, on this input:</p>{_listing(shown.printed.strip())}")
     return f'<div class="servelab">{"".join(parts)}</div>'
 
 
 def _row(tag: str, *texts: str) -> str:
     """A table row; the alignment is for JupyterLab, and a sanitiser may drop it."""
     return "<tr>" + "".join(f'<{tag} style="text-align:left">{escape(text)}</{tag}>' for text in texts) + "</tr>"
+
+
+def _listing(text: str) -> str:
+    """Code or output as it is; in JupyterLab it scrolls when it is long."""
+    return f'<pre style="max-height:24em;overflow:auto">{escape(text)}</pre>'
 
 
 def paragraph(text: str) -> str:

@@ -219,7 +219,7 @@ def _execute(notebook: nbformat.NotebookNode, unit: Unit) -> None:
             on_cell_complete=lambda cell, cell_index: bar.update(task, completed=cell_index + 1),
         )
         try:
-            client.execute()
+            client.execute(env={**os.environ, "SERVELAB_UNATTENDED": "1"})
         except CellTimeoutError:
             print(
                 f"{_last(started)} ran for more than {CELL_TIMEOUT} s; what is below it did not run.", file=sys.stderr

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from servelab.plots import style
+from servelab.plots.explore import attended
 
 COLUMNS = 8
 
@@ -178,12 +179,12 @@ def small_multiples(frames: Sequence[Frame], columns: int = 2) -> Figure:
 def block_stepper(frames: Sequence[Frame]):
     """Step through the frames with a slider and two buttons.
 
-    Returns the widget; or, where ipywidgets is not installed, the figure of `small_multiples`.
+    Returns the widget; or, where nobody is there to move it, the figure of `small_multiples`.
     """
-    try:
-        import ipywidgets
-    except ImportError:
+    if not attended():
         return small_multiples(frames)
+    import ipywidgets
+
     names, last = _names(frames), len(frames) - 1
     slider = ipywidgets.IntSlider(0, 0, last, description="step", continuous_update=False)
     back, forward = ipywidgets.Button(description="previous"), ipywidgets.Button(description="next")

@@ -9,6 +9,9 @@ from matplotlib.figure import Figure
 from servelab.plots import style
 
 KINDS = ("used", "reserved", "internal", "external", "free")
+LETTERS = {"used": "u", "reserved": "r", "internal": "i", "external": "x", "free": "."}
+BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
+EXAMPLE = 300  # tokens of the sequence that the text works out
 
 
 class HasShares(Protocol):
@@ -35,7 +38,7 @@ def waste_bars(shares: Mapping[str, HasShares]) -> Figure:
         left = [0.0] * len(shares)
         for kind in KINDS:
             widths = [100 * getattr(found, kind) for found in shares.values()]
-            bars = axes.barh(list(shares), widths, left=left, height=0.6, **style.area(kind))
+            bars = axes.barh(list(shares), widths, left=left, height=0.6, clip_on=False, **style.area(kind))
             labels = [f"{width:.0f}" if width >= 4 else "" for width in widths]
             texts = axes.bar_label(bars, labels, label_type="center")
             for text in texts:
@@ -55,33 +58,56 @@ def waste_text(shares: Mapping[str, HasShares]) -> str:
     return "\n".join(lines)
 
 
+def slot_lines(history: Iterable[Mapping[str, int]]) -> str:
+    """One line an iteration, one letter a slot: ``u`` used, ``r`` reserved, ``i`` internal, ``x`` external, ``.`` free.
+
+    The letters stand in this order and not at the slots' addresses.
+    """
+    lines = ["".join(LETTERS[kind] * slots.get(kind, 0) for kind in KINDS) for slots in history]
+    return "\n".join(f"{iteration:4}  {line}" for iteration, line in enumerate(lines))
+
+
 def mean_waste(lengths: Iterable[int], block_size: int) -> float:
     """Empty slots in the last block, averaged over sequences of these lengths."""
     empty = [-length % block_size for length in lengths]
     return sum(empty) / len(empty)
 
 
-def block_size_curve(lengths: Sequence[int], block_sizes: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128)) -> Figure:
-    """Mean waste per sequence against block size: measured on ``lengths``, beside (block_size - 1) / 2."""
+def _percent(empty: float, length: float) -> float:
+    """Empty slots as a share of the slots that a sequence takes."""
+    return 100 * empty / (length + empty)
+
+
+def block_size_curve(lengths: Sequence[int], block_sizes: Sequence[int] = BLOCK_SIZES) -> Figure:
+    """The share of its slots that a sequence leaves empty, against block size.
+
+    Points are measured on ``lengths``; lines are (B - 1) / 2 empty slots, for their mean length and for 300 tokens.
+    """
+    mean = sum(lengths) / len(lengths)
     with style.styled():
         figure = Figure(figsize=(5.2, 3.2))
         axes = figure.add_subplot()
-        measured = [mean_waste(lengths, size) for size in block_sizes]
-        axes.plot(block_sizes, [(size - 1) / 2 for size in block_sizes], "--", color=style.INK, label="(B - 1) / 2")
-        axes.plot(block_sizes, measured, "o", color=style.colour("external"), label="trace")
+        for length, line, label in ((EXAMPLE, ":", f"{EXAMPLE} tokens"), (mean, "--", f"{mean:.0f} tokens")):
+            shares = [_percent((size - 1) / 2, length) for size in block_sizes]
+            axes.plot(block_sizes, shares, line, color=style.INK, label=f"(B - 1) / 2 of {label}")
+        measured = [_percent(mean_waste(lengths, size), mean) for size in block_sizes]
+        axes.plot(block_sizes, measured, "o", color=style.colour("external"), label="trace, measured")
         axes.set_xscale("log", base=2)
         axes.set_xticks(block_sizes, [str(size) for size in block_sizes])
-        axes.set(xlabel="block_size B", ylabel="empty slots / sequence")
+        axes.set(xlabel="block_size B", ylabel="% of the slots taken", ylim=(0, None))
         axes.legend()
         return figure
 
 
-def block_size_text(lengths: Sequence[int], block_sizes: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128)) -> str:
+def block_size_text(lengths: Sequence[int], block_sizes: Sequence[int] = BLOCK_SIZES) -> str:
     """The figures of `block_size_curve` as a Markdown table: its text twin."""
-    mean_length = sum(lengths) / len(lengths)
-    lines = ["| block_size | (B - 1) / 2 | trace | share of the slots taken |", "|---|---|---|---|"]
+    mean = sum(lengths) / len(lengths)
+    lines = [
+        f"| block_size B | (B - 1) / 2 | of {EXAMPLE} tokens | trace: empty slots | of {mean:.0f} tokens on average |"
+    ]
+    lines.append("|---|---|---|---|---|")
     for size in block_sizes:
-        measured = mean_waste(lengths, size)
-        share = measured / (mean_length + measured)
-        lines.append(f"| {size} | {(size - 1) / 2} | {measured:.1f} | {100 * share:.2f} % |")
+        half, measured = (size - 1) / 2, mean_waste(lengths, size)
+        shares = f"{_percent(half, EXAMPLE):.2f} % | {measured:.1f} | {_percent(measured, mean):.2f} %"
+        lines.append(f"| {size} | {half} | {shares} |")
     return "\n".join(lines)

@@ -45,6 +45,21 @@ def test_a_request_that_can_never_run_is_refused():
         reference.fragmentation([Request(0.0, 30, 3)], "paged", 64, max_len=32)
 
 
+def test_the_preemption_that_the_text_walks_through():
+    found = reference.fragmentation([Request(0.0, 15, 20), Request(0.0, 15, 5)], "paged", 48, max_len=48)
+    assert [slots["used"] for slots in found.history] == [32, *range(17, 36), *range(17, 21)]
+    assert found.history[1] == {"used": 17, "reserved": 15, "internal": 0, "external": 16}
+    assert found.used == pytest.approx(600 / (24 * 48)) and found.preemptions == 1
+
+
+def test_a_request_that_grows_for_ever_is_stopped():
+    request = reference.Resident(0.0, prompt=2, output=2, held=3)
+    request.advance(16)
+    assert (request.held, request.size) == (4, 16)
+    with pytest.raises(RuntimeError, match="move on to the next request"):
+        request.advance(16)
+
+
 def test_a_faulty_part_ends_in_an_error_and_not_in_an_endless_loop(monkeypatch):
     monkeypatch.setattr(reference, "first_fit", lambda running, size, capacity: None)
     with pytest.raises(RuntimeError, match="none advances"):

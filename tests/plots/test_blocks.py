@@ -1,10 +1,7 @@
 """Frames, pictures and text of a block pool."""
 
-import sys
-
 import matplotlib.pyplot as plt
 import pytest
-from matplotlib.figure import Figure
 from servelab.reference.paged_kv import ForkableTable, PrefixCache
 
 from servelab.plots.blocks import Frame, Recorder, block_map, block_stepper, describe, small_multiples
@@ -84,8 +81,3 @@ def test_stepper_steps(film):
     assert slider.value == 4
     back.click()
     assert slider.value == 3
-
-
-def test_without_widgets_the_stepper_is_a_figure(film, monkeypatch):
-    monkeypatch.setitem(sys.modules, "ipywidgets", None)
-    assert isinstance(block_stepper(film.frames), Figure)

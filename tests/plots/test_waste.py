@@ -38,10 +38,17 @@ def test_waste_over_every_end_of_a_block_has_the_mean_that_the_text_gives(block_
     assert waste.mean_waste(range(1, block_size + 1), block_size) == (block_size - 1) / 2
 
 
+def test_a_line_an_iteration_and_a_letter_a_slot():
+    history = [{"used": 2, "reserved": 1, "internal": 1, "external": 2}, {"free": 4, "used": 2}]
+    assert waste.slot_lines(history).splitlines() == ["   0  uurixx", "   1  uu...."]
+
+
 def test_the_curve_and_its_twin_show_what_was_measured():
-    lengths = [1, 16, 17, 40]
+    lengths = [1, 16, 17, 40]  # 18.5 on average
     (axes,) = waste.block_size_curve(lengths, (1, 16)).axes
-    line, points = axes.lines
-    assert list(line.get_ydata()) == [0, 7.5]
-    assert list(points.get_ydata()) == [0, (15 + 0 + 15 + 8) / 4]
-    assert waste.block_size_text(lengths, (1, 16)).splitlines()[-1] == "| 16 | 7.5 | 9.5 | 33.93 % |"
+    example, mean, points = axes.lines
+    assert list(example.get_ydata()) == [0, pytest.approx(100 * 7.5 / 307.5)]
+    assert list(mean.get_ydata()) == [0, pytest.approx(100 * 7.5 / (18.5 + 7.5))]
+    measured = (15 + 0 + 15 + 8) / 4
+    assert list(points.get_ydata()) == [0, pytest.approx(100 * measured / (18.5 + measured))]
+    assert waste.block_size_text(lengths, (1, 16)).splitlines()[-1] == "| 16 | 7.5 | 2.44 % | 9.5 | 33.93 % |"

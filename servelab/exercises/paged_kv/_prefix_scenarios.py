@@ -1,5 +1,7 @@
 """What happens to prefix caches: the directed runs of the exercise `prefix_cache`, which explains their operations."""
 
+from servelab.exercises.paged_kv._steps import UNCHANGED
+
 # Token ids of a 128k vocabulary; Python's hash() of the two tuples is the same number (64-bit CPython 3.8 to 3.13).
 COLLIDING = [40007, 55817, 101852, 101088], [113913, 38631, 124316, 1000]
 
@@ -45,6 +47,7 @@ DIRECTED: tuple[tuple[str, int, int, list[list]], ...] = (
         2,
         [allocate("a", 2), ["share", ["a"]], ["free", ["a"]], allocate("b", 2), ["free", ["a"]], allocate("b", 3)],
     ),
+    ("keeps the rules of a pool", 2, 2, [*cached("a", ONE, 2), finish("a"), allocate("b", 2)]),
     ("refuses misuse", 2, 2, [allocate("a", -1), ["ref_count", -1], ["ref_count", 2], ["free", [0]], ["share", [1]]]),
     (
         "refuses misuse",
@@ -74,43 +77,30 @@ DIRECTED: tuple[tuple[str, int, int, list[list]], ...] = (
         2,
         [allocate("a", 2), insert(TWO, [["a", 0], ["a", 0]]), insert(ONE, [-1]), match("b", THREE)],
     ),
+    # a block too many must be held, too
+    (
+        "refuses misuse",
+        3,
+        2,
+        [allocate("a", 1), allocate("b", 1), ["free", ["b"]], insert(ONE, ["a", "b"]), match("c", THREE)],
+    ),
+    # reversing is visible in either list; of a list and its reverse at most one is sorted
+    (
+        UNCHANGED,
+        3,
+        2,
+        [*cached("a", TWO, 2), match("b", THREE), ["free", [["a", 0], ["a", 1]]], ["free", [["a", 1], ["a", 0]]]],
+    ),
+    (UNCHANGED, 3, 2, [*cached("a", [1, 2, 3], 2), ["share", ["a"]], match("b", ONE), match("c", [1, 2, 3])]),
     # vLLM test_prefill: a second request hits while the first still runs
     ("finds cached prefixes", 3, 2, [match("a", THREE), *cached("a", TWO, 2), match("b", THREE)]),
-    ("finds cached prefixes", 3, 2, [*cached("a", TWO, 2), finish("a"), match("b", THREE), finish("b")]),
     ("finds cached prefixes", 3, 2, [*cached("a", TWO, 2), match("b", [1, 2, 9, 4, 5]), match("c", [9, 2, 3])]),
-    ("finds cached prefixes", 4, 1, [*cached("a", [7, 7, 8], 1), finish("a"), match("b", [7, 7, 8, 8])]),
+    ("finds cached prefixes", 4, 1, [*cached("a", [7, 6, 8], 1), match("b", [7, 6, 8, 8])]),
     (
         "finds cached prefixes",
         4,
         2,
         [allocate("a", 4), insert(ONE, ["a"]), insert([1, 2, 3, 4, 5], ["a"]), match("b", THREE)],
-    ),
-    # vLLM test_prefix_caching_for_multi_turn: the next turn brings prompt and answer back
-    (
-        "finds cached prefixes",
-        6,
-        2,
-        [
-            admit("a", [1, 2, 3, 4, 5]),
-            insert([1, 2, 3, 4, 5], ["a"]),
-            allocate("a", 1),
-            insert([1, 2, 3, 4, 5, 6, 7], ["a"]),
-            finish("a"),
-            admit("b", [1, 2, 3, 4, 5, 6, 7, 8, 9]),
-        ],
-    ),
-    # a block that is gone ends the hit, also where later blocks are still there
-    (
-        "finds cached prefixes",
-        3,
-        2,
-        [
-            *cached("a", THREE, 2),
-            ["free", [["a", 0]]],
-            ["free", [["a", 1], ["a", 2]]],
-            allocate("b", 1),
-            match("c", [*THREE, 7]),
-        ],
     ),
     # vllm PR#11186 and PR#17999, nano-vllm#114: a prompt that is cached to its end
     (
@@ -127,25 +117,15 @@ DIRECTED: tuple[tuple[str, int, int, list[list]], ...] = (
     ),
     ("leaves the last token to compute", 3, 1, [*cached("a", [7, 8], 1), match("b", [7, 8]), match("c", [7])]),
     (
-        "leaves the last token to compute",
-        4,
-        2,
-        [
-            *cached("a", TWO, 2),
-            finish("a"),
-            admit("b", TWO),
-            insert(TWO, ["b"]),
-            finish("b"),
-            match("c", THREE),
-        ],
-    ),
-    (
         "caches full blocks only",
         3,
         2,
         [*cached("a", [1, 2, 3], 2), match("b", [1, 2, 3, 4, 5]), match("c", [1, 2, 3, 9])],
     ),
     ("caches full blocks only", 2, 2, [insert([], []), *cached("a", [1], 2), match("b", [1, 2, 3])]),
+    # a part-filled tail needs no block; spare blocks are fine
+    ("caches full blocks only", 2, 2, [allocate("a", 1), insert([1, 2, 3], ["a"]), match("b", [1, 2, 9])]),
+    ("caches full blocks only", 2, 2, [allocate("a", 2), insert(ONE, ["a"]), match("b", [1, 2, 9])]),
     (
         "caches full blocks only",
         3,
@@ -159,6 +139,22 @@ DIRECTED: tuple[tuple[str, int, int, list[list]], ...] = (
         2,
         [*cached("a", [7, 8], 2), finish("a"), *cached("b", [1, 2, 3], 2), finish("b"), allocate("c", 2)],
     ),
+    # vLLM test_hash_block_correct_reuse: a reused block that becomes a part-filled tail is not cached
+    (
+        "caches full blocks only",
+        2,
+        2,
+        [
+            *cached("a", TWO, 2),
+            finish("a"),
+            *cached("b", [5, 6, 7], 2),
+            finish("b"),
+            match("c", THREE),
+            match("d", [5, 6, 7]),
+        ],
+    ),
+    # one block twice in a prompt
+    ("tells prompts apart", 4, 1, [*cached("a", [7, 7, 8], 1), match("b", [7, 7, 8, 8])]),
     # the same four tokens after another beginning, and at the beginning
     (
         "tells prompts apart",
@@ -206,6 +202,21 @@ DIRECTED: tuple[tuple[str, int, int, list[list]], ...] = (
             *cached("b", TWO, 2, "red"),
             match("c", THREE, "red"),
             match("d", THREE, "blue"),
+        ],
+    ),
+    ("revives cached blocks", 3, 2, [*cached("a", TWO, 2), finish("a"), match("b", THREE), finish("b")]),
+    # vLLM test_prefix_caching_for_multi_turn: the next turn brings prompt and answer back
+    (
+        "revives cached blocks",
+        6,
+        2,
+        [
+            admit("a", [1, 2, 3, 4, 5]),
+            insert([1, 2, 3, 4, 5], ["a"]),
+            allocate("a", 1),
+            insert([1, 2, 3, 4, 5, 6, 7], ["a"]),
+            finish("a"),
+            admit("b", [1, 2, 3, 4, 5, 6, 7, 8, 9]),
         ],
     ),
     # vLLM test_computed_blocks_not_evicted, vllm PR#10507: a hit must survive its own request's allocation; and
@@ -282,18 +293,17 @@ DIRECTED: tuple[tuple[str, int, int, list[list]], ...] = (
             match("e", [3, 4, 5]),
         ],
     ),
-    # vLLM test_hash_block_correct_reuse: a reused block that becomes a part-filled tail is not cached
+    # a block that is gone ends the hit, also where later blocks are still there
     (
         "forgets what it hands out",
-        2,
+        3,
         2,
         [
-            *cached("a", TWO, 2),
-            finish("a"),
-            *cached("b", [5, 6, 7], 2),
-            finish("b"),
-            match("c", THREE),
-            match("d", [5, 6, 7]),
+            *cached("a", THREE, 2),
+            ["free", [["a", 0]]],
+            ["free", [["a", 1], ["a", 2]]],
+            allocate("b", 1),
+            match("c", [*THREE, 7]),
         ],
     ),
     # vLLM test_evict: tail before head, so that what is left is still a prefix
@@ -371,7 +381,7 @@ DIRECTED: tuple[tuple[str, int, int, list[list]], ...] = (
         10,
         2,
         [
-            *cached("a", list(range(11)), 2),
+            *cached("a", list(range(10)), 2),
             *cached("b", list(range(20, 26)), 2),
             finish("a"),
             finish("b"),
@@ -384,14 +394,14 @@ DIRECTED: tuple[tuple[str, int, int, list[list]], ...] = (
     ),
     # vllm#11562 -> PR#11565, and vLLM test_prefill_not_enough_free_blocks_with_computed_blocks
     (
-        "failed admission changes nothing",
+        "a failed allocation changes nothing",
         3,
         2,
         [*cached("a", TWO, 2), finish("a"), allocate("b", 1), admit("c", [*THREE, 7]), match("d", THREE)],
     ),
     # an allocation that fails evicts nothing
     (
-        "failed admission changes nothing",
+        "a failed allocation changes nothing",
         2,
         2,
         [
@@ -404,7 +414,7 @@ DIRECTED: tuple[tuple[str, int, int, list[list]], ...] = (
         ],
     ),
     (
-        "failed admission changes nothing",
+        "a failed allocation changes nothing",
         4,
         2,
         [
@@ -413,6 +423,20 @@ DIRECTED: tuple[tuple[str, int, int, list[list]], ...] = (
             finish("a"),
             admit("b", [*THREE, 7, 8]),
             admit("c", [*THREE, 7]),
+        ],
+    ),
+    # a prompt that is cached to its end is computed again, and its last block is there twice
+    (
+        "lives with duplicates",
+        4,
+        2,
+        [
+            *cached("a", TWO, 2),
+            finish("a"),
+            admit("b", TWO),
+            insert(TWO, ["b"]),
+            finish("b"),
+            match("c", THREE),
         ],
     ),
     # nano-vllm#219: two requests with one prompt in flight at once

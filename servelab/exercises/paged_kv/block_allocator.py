@@ -6,7 +6,6 @@ no allocator can have given, by the number itself.
 """
 
 from random import Random
-from typing import Any
 
 from servelab.exercise import Case, CaseSpec
 from servelab.exercises.paged_kv import _steps as steps
@@ -16,7 +15,8 @@ CASES = (
     CaseSpec("hands out free blocks", hint=1, weight=2),
     CaseSpec("all or nothing", hint=2, weight=2),
     CaseSpec("counts holders", hint=3, weight=3),
-    CaseSpec("refuses misuse", hint=2, weight=4),
+    CaseSpec(steps.UNCHANGED, hint=2, weight=1),
+    CaseSpec("refuses misuse", hint=2, weight=3),
     CaseSpec("long runs", hint=3, weight=3),
 )
 
@@ -26,7 +26,7 @@ DIRECTED: tuple[tuple[str, int, list[list]], ...] = (
     ("hands out free blocks", 2, [["share", []], ["free", []], ["allocate", 2]]),
     ("all or nothing", 1, [["allocate", 2], ["allocate", 1], ["allocate", 1], ["allocate", 0]]),
     # vLLM tests/v1/core, test_prefill_not_enough_free_blocks: a failed allocation leaves every reference count alone
-    ("all or nothing", 4, [["allocate", 2], ["share", [[0, 0]]], ["allocate", 3], ["allocate", 2], ["allocate", 1]]),
+    ("all or nothing", 4, [["allocate", 2], ["allocate", 3], ["allocate", 2], ["allocate", 1]]),
     # vllm test_prefill: two holders of a prefix; the blocks are free after the second has left
     (
         "counts holders",
@@ -40,6 +40,9 @@ DIRECTED: tuple[tuple[str, int, list[list]], ...] = (
         4,
         [["allocate", 1], *[["share", [[0, 0]]]] * 3, *[["free", [[0, 0]]]] * 4, ["allocate", 4]],
     ),
+    # the worked example gives one list to free twice; whichever ids there are, one of these two lists is not sorted
+    (steps.UNCHANGED, 2, [["allocate", 2], ["share", [[0, 0], [0, 1]]], ["free", [[0, 0], [0, 1]]]]),
+    (steps.UNCHANGED, 2, [["allocate", 2], ["share", [[0, 1], [0, 0]]], ["free", [[0, 1], [0, 0]]]]),
     ("refuses misuse", 2, [["free", [0]], ["share", [1]], ["allocate", 2]]),
     # vllm#1584, "Double free! ref_count=0": raise, never return silently
     ("refuses misuse", 3, [["allocate", 2], ["free", [[0, 0]]], ["free", [[0, 0]]], ["allocate", 2]]),
@@ -112,7 +115,7 @@ def _resolve(names: list, grants: list) -> list[int]:
     return [name if isinstance(name, int) else grants[name[0]][name[1]] for name in names]
 
 
-def _call(pool, name: str, argument):
+def _call(name: str, pool, argument):
     return getattr(pool, name)(argument)
 
 
@@ -126,9 +129,10 @@ def drive(challenge: dict, allocator_class) -> list[dict]:
             argument = argument if isinstance(argument, int) else _resolve(argument, grants)
         except (IndexError, TypeError):  # an earlier allocation went wrong: the judge stops there
             break
-        outcome = steps.attempt(_call, pool, name, argument)
+        outcome = steps.attempt(_call, name, pool, argument)
         if name == "allocate":
-            grants.append(outcome.get("returned"))
+            returned = outcome.get("returned")
+            grants.append(returned if isinstance(returned, list) else [])
         transcript.append(outcome | steps.pool_state(pool, challenge["num_blocks"]))
     return transcript
 
@@ -137,18 +141,21 @@ class Referee:
     """The rules of a block pool: how many hold each block."""
 
     def __init__(self, challenge: dict):
-        self.ops, self.holders = challenge["ops"], [0] * challenge["num_blocks"]
+        self.challenge, self.holders = challenge, [0] * challenge["num_blocks"]
         self.grants: list[list[int]] = []
 
     def follow(self, transcript: list) -> None:
         """Follow a run. Raises `Broken` at the first step that breaks a rule."""
-        steps.require_state("new pool", self.holders, steps.entry(transcript, 0))
-        for step, (name, argument) in enumerate(self.ops, start=1):
+        steps.require_state(f"after {_made(self.challenge)}", self.holders, steps.entry(transcript, 0))
+        lines = zip(self.challenge["ops"], _lines(self.challenge), strict=True)
+        for step, ((name, argument), line) in enumerate(lines, start=1):
             outcome = steps.entry(transcript, step)
-            argument = argument if isinstance(argument, int) else _resolve(argument, self.grants)
-            where = f"step {step}, {name}({argument})"
-            getattr(self, name)(where, argument, outcome)
+            resolved = argument if isinstance(argument, int) else _resolve(argument, self.grants)
+            where = steps.step(step, line, None if isinstance(resolved, int) else resolved)
+            getattr(self, name)(where, resolved, outcome)
             steps.require_state(f"after {where}", self.holders, outcome)
+            if self.challenge["case"] == steps.UNCHANGED:
+                steps.require_unchanged(where, outcome)
 
     def allocate(self, where: str, n: int, outcome: dict) -> None:
         free = [block for block, count in enumerate(self.holders) if count == 0]
@@ -158,13 +165,8 @@ class Referee:
         elif n > len(free):
             steps.require_raised(where, "OutOfBlocks", outcome)
         else:
-            got: Any = outcome.get("returned")
-            if not (steps.are_ids(got) and len(got) == n and set(got) <= set(free)):
-                raise steps.Broken(
-                    f"{where}: expected {n} of the free blocks {free}, each once, got {steps.text(outcome)}"
-                )
-            self.grants[-1] = got
-            for block in got:
+            self.grants[-1] = steps.require_granted(where, n, free, outcome)
+            for block in self.grants[-1]:
                 self.holders[block] = 1
 
     def share(self, where: str, blocks: list[int], outcome: dict) -> None:
@@ -196,8 +198,15 @@ def judge(challenge: dict, transcript: list, expected: list) -> list[Case]:
 
 def show(challenge: dict) -> str:
     """The run as Python; ``g0`` is what the first ``allocate`` returned."""
-    lines = [f"pool = BlockAllocator(num_blocks={challenge['num_blocks']}, block_size={challenge['block_size']})"]
-    grants = 0
+    return steps.listing([f"pool = {_made(challenge)}"], _lines(challenge))
+
+
+def _made(challenge: dict) -> str:
+    return f"BlockAllocator(num_blocks={challenge['num_blocks']}, block_size={challenge['block_size']})"
+
+
+def _lines(challenge: dict) -> list[str]:
+    lines, grants = [], 0
     for name, argument in challenge["ops"]:
         if name == "allocate":
             lines.append(f"g{grants} = pool.allocate({argument})")
@@ -207,4 +216,4 @@ def show(challenge: dict) -> str:
         else:
             named = ", ".join(str(b) if isinstance(b, int) else f"g{b[0]}[{b[1]}]" for b in argument)
             lines.append(f"pool.{name}([{named}])")
-    return "\n".join(lines)
+    return lines

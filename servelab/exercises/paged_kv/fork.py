@@ -2,7 +2,7 @@
 
 Most challenges are runs of tables, as in `block_table`; with ``data``, the driver also does what an engine does after
 every append: it moves the blocks, then writes the new tokens' keys and values. A challenge with ``shape`` gives
-`copy_blocks` a cache of its own.
+`copy_blocks` a cache of its own. The runs of "copies on write" also test what becomes of a copy that was made.
 """
 
 from random import Random
@@ -15,25 +15,25 @@ from servelab.exercises.paged_kv import _steps as steps
 from servelab.exercises.paged_kv import _tables as tables
 
 ANSWERS = ("ForkableTable", "copy_blocks")
+IN_PLACE = "puts the copy in place"
 CASES = (
     CaseSpec("forks share", hint=1, weight=2),
-    CaseSpec("copies on write", hint=2, weight=3),
+    CaseSpec("copies on write", hint=2, weight=2),
+    CaseSpec(IN_PLACE, hint=3, weight=2),
+    CaseSpec("gives everything back", hint=1, weight=1),
     CaseSpec("copies only when needed", hint=2, weight=3),
     CaseSpec("all or nothing", hint=3, weight=2),
-    CaseSpec("gives everything back", hint=1, weight=1),
     CaseSpec("moves the data", hint=3, weight=2),
-    CaseSpec("long runs", hint=3, weight=2),
+    CaseSpec("long runs", hint=3, weight=1),
 )
 
 # case, block_size, ids in the order in which the pool hands them out, operations
 DIRECTED = (
     ("forks share", 4, [3, 1], [["append", 0, 3], ["fork", 0], ["slots", 1, 0, 3]]),
     ("forks share", 2, [3, 1, 0], [["fork", 0], ["append", 1, 1], ["append", 0, 3]]),
-    # the child's own block must not appear in the parent's table
-    ("forks share", 4, [6, 2, 5], [["append", 0, 4], ["fork", 0], ["append", 1, 1], ["append", 0, 1]]),
-    ("forks share", 2, [4, 0, 7], [["append", 0, 4], ["fork", 0], ["fork", 1], ["fork", 0], ["append", 2, 1]]),
-    ("copies on write", 4, [3, 1], [["append", 0, 2], ["fork", 0], ["append", 1, 1], ["append", 1, 1]]),
-    ("copies on write", 4, [3, 1], [["append", 0, 3], ["fork", 0], ["append", 0, 1], ["append", 1, 1]]),
+    ("forks share", 2, [4, 0, 7], [["append", 0, 4], ["fork", 0], ["fork", 1], ["fork", 0], ["slots", 2, 1, 4]]),
+    ("copies on write", 4, [3, 1, 5], [["append", 0, 2], ["fork", 0], ["append", 1, 1], ["append", 1, 1]]),
+    ("copies on write", 4, [3, 1, 5], [["append", 0, 3], ["fork", 0], ["append", 0, 1], ["append", 1, 1]]),
     (
         "copies on write",
         4,
@@ -44,16 +44,18 @@ DIRECTED = (
     ("copies on write", 4, [5, 2, 7], [["append", 0, 1], ["fork", 0], ["fork", 1], ["append", 2, 1], ["append", 1, 1]]),
     # copying the shared prompt as well is what a fork is there to avoid
     ("copies only when needed", 2, [5, 2, 7, 0, 1], [["append", 0, 2], ["fork", 0], ["append", 1, 1]]),
+    # the child's own block must not appear in the parent's table
+    ("copies only when needed", 4, [6, 2, 5], [["append", 0, 4], ["fork", 0], ["append", 1, 1], ["append", 0, 1]]),
     ("copies only when needed", 4, [5, 2], [["append", 0, 3], ["fork", 0], ["append", 1, 0], ["append", 0, 0]]),
     ("copies only when needed", 4, [5, 2, 7], [["append", 0, 3], ["append", 0, 1], ["append", 0, 2]]),
     (
         "copies only when needed",
         4,
-        [5, 2, 7, 0],
+        [5, 2, 7, 0, 1],
         [["append", 0, 6], ["fork", 0], ["append", 0, 1], ["append", 1, 1], ["append", 0, 2], ["append", 1, 4]],
     ),
-    ("copies only when needed", 4, [5, 2], [["append", 0, 2], ["fork", 0], ["release", 0], ["append", 1, 1]]),
-    ("copies only when needed", 4, [5, 2], [["append", 0, 2], ["fork", 0], ["release", 1], ["append", 0, 1]]),
+    ("copies only when needed", 4, [5, 2, 7], [["append", 0, 2], ["fork", 0], ["release", 0], ["append", 1, 1]]),
+    ("copies only when needed", 4, [5, 2, 7], [["append", 0, 2], ["fork", 0], ["release", 1], ["append", 0, 1]]),
     ("copies only when needed", 1, [5, 2, 7], [["append", 0, 1], ["fork", 0], ["append", 1, 1], ["append", 0, 1]]),
     ("all or nothing", 4, [3], [["append", 0, 2], ["fork", 0], ["append", 1, 1], ["append", 0, 1]]),
     # one block is free: enough for the copy or for the new block, not for both
@@ -128,11 +130,15 @@ def drive(challenge: dict, table_class, copy_blocks) -> dict:
     return {"run": run.transcript(caches.written), "data": [steps.value(caches.read, table) for table in run.tables]}
 
 
+def _copied(copy_blocks, cache, copies: list) -> dict:
+    return steps.attempt(copy_blocks, cache[0], cache[1], [tuple(pair) for pair in copies])
+
+
 def _drive_copies(challenge: dict, copy_blocks) -> dict:
     import torch
 
     cache = torch.from_numpy(_numbered(challenge["shape"]))
-    outcome = steps.attempt(copy_blocks, cache[0], cache[1], [tuple(pair) for pair in challenge["copies"]])
+    outcome = _copied(copy_blocks, cache, challenge["copies"])
     return outcome | {"cache": plain.plain(cache)}
 
 
@@ -148,23 +154,24 @@ class _Caches:
         import torch
 
         self.cache = torch.zeros(2, max(challenge["ids"]) + 1, challenge["block_size"], 1, 1)
-        self.copy_blocks, self.count, self.trouble = copy_blocks, 0, ""
+        self.copy_blocks, self.count = copy_blocks, 0
 
-    def written(self, table, n_tokens: int, copies: list) -> None:
+    def written(self, table, n_tokens: int, copies: list) -> dict:
         """What an engine does after an append: move the blocks, then write the new tokens."""
-        outcome = steps.attempt(lambda: self.copy_blocks(self.cache[0], self.cache[1], [tuple(c) for c in copies]))
-        self.trouble = self.trouble or outcome.get("raised", "")
+        pairs = isinstance(copies, list) and all(isinstance(pair, list) for pair in copies)  # if not, the judge says so
+        outcome = _copied(self.copy_blocks, self.cache, copies if pairs else [])
         keys = list(range(self.count + 1, self.count + n_tokens + 1))
         self.count += n_tokens
-        steps.attempt(self._write, table, table.num_tokens - n_tokens, keys)  # a broken table shows in the run
+        steps.attempt(self._write, table, n_tokens, keys)  # a broken table shows in the run
+        return {"copy_blocks": outcome}
 
-    def _write(self, table, start: int, keys: list[int]) -> None:
+    def _write(self, table, n_tokens: int, keys: list[int]) -> None:
         flat, new = self.cache.view(2, -1), self.cache.new_tensor(keys)
-        flat[:, self._slots(table)[start:]] = flat.new_tensor([[1], [-1]]) * new
+        flat[:, self._slots(table)[table.num_tokens - n_tokens :]] = flat.new_tensor([[1], [-1]]) * new
 
-    def read(self, table) -> list | str:
-        """The keys and the values of a table's tokens; or what `copy_blocks` raised."""
-        return self.trouble or self.cache.view(2, -1)[:, self._slots(table)].int().tolist()
+    def read(self, table) -> list:
+        """The keys and the values of a table's tokens."""
+        return self.cache.view(2, -1)[:, self._slots(table)].int().tolist()
 
     def _slots(self, table) -> list[int]:
         size = self.cache.shape[2]
@@ -181,6 +188,9 @@ class Referee(tables.Referee):
 
     def append(self, where: str, outcome: dict, index: int, n_tokens: int) -> None:
         super().append(where, outcome, index, n_tokens)
+        if "copy_blocks" in outcome:
+            pairs = steps.shown_pairs(outcome["returned"])
+            steps.require_done(f"copy_blocks(k_cache, v_cache, {pairs}), after {where}", outcome["copy_blocks"])
         if "returned" in outcome:
             self.tokens[index] += range(self.count + 1, self.count + n_tokens + 1)
             self.count += n_tokens
@@ -196,8 +206,11 @@ class Referee(tables.Referee):
     def follow_with_data(self, transcript: dict) -> None:
         self.follow(transcript["run"])
         for index, (tokens, got) in enumerate(zip(self.tokens, transcript["data"], strict=True)):
-            expected = [tokens, [-token for token in tokens]]
-            steps.require(f"at the end, the keys and values that t{index} reads (1 = first written)", expected, got)
+            for name, due, read in zip(("key", "value"), (tokens, [-n for n in tokens]), got, strict=True):
+                wrong = next((i for i, pair in enumerate(zip(due, read, strict=True)) if pair[0] != pair[1]), None)
+                if wrong is not None:
+                    where = f"after the last step, at position {wrong} of t{index}"
+                    raise steps.Broken(f"{where}: expected the {name} {due[wrong]} in the cache, got {read[wrong]}")
 
 
 def judge(challenge: dict, transcript: dict, expected: dict) -> list[Case]:
@@ -207,26 +220,46 @@ def judge(challenge: dict, transcript: dict, expected: dict) -> list[Case]:
     referee = Referee(challenge)
     if challenge["data"]:
         return steps.judged(challenge, referee.follow_with_data, transcript)
+    if challenge["case"] == "copies on write":
+        return _judge_copying(referee, transcript["run"])
     return steps.judged(challenge, lambda given: referee.follow(given["run"]), transcript)
 
 
+def _judge_copying(referee: Referee, run: list) -> list[Case]:
+    """Two cases: whether a copy was made where one was due, and all the rest about it."""
+    try:
+        referee.follow(run)
+    except steps.Broken as broken:
+        if isinstance(broken, tables.Misjudged) or not referee.copies:
+            return [Case("copies on write", False, str(broken)), Case(IN_PLACE, False, "first a copy has to be made")]
+        return [Case("copies on write", True), Case(IN_PLACE, False, str(broken))]
+    return [Case("copies on write", True), Case(IN_PLACE, True)]
+
+
 def _follow_copies(challenge: dict, transcript: dict) -> None:
-    where = f"copy_blocks(k_cache, v_cache, {challenge['copies']})"
+    where = _call(challenge)
     steps.require_done(where, transcript)
-    due, got = _numbered(challenge["shape"]), plain.decode_array(transcript["cache"])
-    for src, dst in challenge["copies"]:
-        due[:, dst] = due[:, src]
-    if got.shape != due.shape:
-        raise steps.Broken(f"{where}: the caches were replaced")
+    steps.require_unchanged(where, transcript)
+    old, got = _numbered(challenge["shape"]), plain.decode_array(transcript["cache"])
+    sources = {destination: source for source, destination in challenge["copies"]}
     for index, name in enumerate(("k_cache", "v_cache")):
-        wrong = [block for block in range(len(due[index])) if (got[index, block] != due[index, block]).any()]
-        if wrong:
-            raise steps.Broken(f"{where}: expected other contents of {name} in blocks {wrong}")
+        for block in range(len(old[index])):
+            source = sources.get(block, block)
+            if (got[index, block] != old[index, source]).any():
+                due = "to be as before" if source == block else f"to be a copy of block {source}"
+                raise steps.Broken(f"after {where}: expected {name}[{block}] {due}; it is not")
+
+
+def _call(challenge: dict) -> str:
+    return f"copy_blocks(cache[0], cache[1], {steps.shown_pairs(challenge['copies'])})"
 
 
 def show(challenge: dict) -> str:
     """The run as Python."""
     if "shape" in challenge:
-        made = f"cache = torch.arange({2 * int(np.prod(challenge['shape']))}.0).reshape(2, *{challenge['shape']})"
-        return f"{made}\ncopy_blocks(cache[0], cache[1], {[tuple(pair) for pair in challenge['copies']]})"
-    return tables.show(challenge, "ForkableTable")
+        size, shape = 2 * int(np.prod(challenge["shape"])), ", ".join(map(str, challenge["shape"]))
+        return f"cache = torch.arange({size}.0).reshape(2, {shape})  # k_cache and v_cache\n{_call(challenge)}"
+    text = tables.show(challenge, "ForkableTable")
+    if challenge["data"]:
+        text += "\n# after every append: copy_blocks, then the new tokens are written; the n-th has key n and value -n"
+    return text

@@ -1,66 +1,82 @@
 """Check of `fragmentation`: small traces whose slot counts are determined, one policy each."""
 
 from random import Random
+from typing import Any
 
 from servelab.exercise import Case, CaseSpec
+from servelab.exercises.paged_kv._steps import shown
 from servelab.plain import close, plain
 
 ANSWERS = ("fragmentation",)
-CASES = (
-    CaseSpec("reserves the longest length", hint=1),
-    CaseSpec("reserves a power of two", hint=1),
-    CaseSpec("reserves the final length", hint=1),
-    CaseSpec("counts only the iterations and slots there are", hint=3),
-    CaseSpec("external only while a request waits", hint=3),
-    CaseSpec("first fit, lowest slot", hint=2, weight=2),
-    CaseSpec("takes a block at a time", hint=1, weight=2),
-    CaseSpec("the newest gives its blocks back", hint=2, weight=3),
+SIZES = (
+    "reserves the longest length",
+    "reserves the final length",
+    "reserves a power of two",
+    "takes a block at a time",
 )
-FOUND = ("used", "reserved", "internal", "external", "free", "preemptions")
+SPLIT = "each slot counted as what it is"
+CASES = (
+    *(CaseSpec(case, hint=1) for case in SIZES[:3]),
+    CaseSpec(SIZES[3], hint=1, weight=2),
+    CaseSpec(SPLIT, hint=3),
+    CaseSpec("external only while a request waits", hint=3),
+    CaseSpec("counts only the iterations and slots there are", hint=3),
+    CaseSpec("first fit, lowest slot", hint=2, weight=2),
+    CaseSpec("the last admitted gives its blocks back", hint=2, weight=3),
+)
+KINDS = ("used", "reserved", "internal", "external", "free")
+FOUND = (*KINDS, "preemptions")
 ITERATION = 1 / 16
 TOLERANCE = 1e-9
 
-# A case, a policy, a capacity, the longest length, and requests as [arrival in iterations, prompt, output].
+# A case, a policy, a capacity, the longest length, and requests as [arrival in iterations, prompt, output]. Before
+# "first fit" no two regions stand side by side, and before the last case no pool runs out, so that a fault of either
+# fails the case that is about it.
 DIRECTED = (
     ("reserves the longest length", "max", 32, 16, [[0, 5, 3]]),
-    ("reserves the longest length", "max", 32, 16, [[0, 5, 11], [0, 1, 1], [1, 7, 2]]),
+    ("reserves the longest length", "max", 32, 16, [[0, 5, 11]]),
+    ("reserves the final length", "oracle", 32, 32, [[0, 5, 3]]),
+    ("reserves the final length", "oracle", 32, 32, [[0, 4, 9]]),
     ("reserves a power of two", "pow2", 32, 32, [[0, 5, 1]]),
     ("reserves a power of two", "pow2", 64, 64, [[0, 5, 16]]),
     ("reserves a power of two", "pow2", 64, 64, [[0, 5, 17]]),
     ("reserves a power of two", "pow2", 64, 48, [[0, 20, 19]]),
-    ("reserves the final length", "oracle", 32, 32, [[0, 5, 3]]),
-    ("reserves the final length", "oracle", 32, 32, [[0, 5, 3], [0, 4, 9]]),
+    ("takes a block at a time", "paged", 48, 32, [[0, 14, 2]]),
+    ("takes a block at a time", "paged", 48, 32, [[0, 15, 2]]),
+    ("takes a block at a time", "paged", 96, 48, [[0, 5, 30], [1, 16, 1], [3, 31, 1]]),
+    ("external only while a request waits", "max", 48, 32, [[0, 5, 3], [0, 5, 3]]),
+    ("external only while a request waits", "max", 48, 32, [[0, 5, 6], [2, 5, 3], [8, 1, 1]]),
+    ("external only while a request waits", "oracle", 32, 32, [[0, 10, 6], [1, 20, 12], [2, 2, 2]]),
+    ("external only while a request waits", "paged", 80, 80, [[0, 33, 9], [3, 40, 2], [4, 2, 2]]),
     ("counts only the iterations and slots there are", "oracle", 16, 16, [[0, 2, 2], [7, 3, 1]]),
     ("counts only the iterations and slots there are", "max", 16, 16, [[0, 2, 2], [2, 3, 2]]),
     ("counts only the iterations and slots there are", "paged", 32, 32, [[2.5, 2, 3], [9, 18, 1]]),
-    ("external only while a request waits", "max", 48, 32, [[0, 5, 3], [0, 5, 3]]),
-    ("external only while a request waits", "max", 48, 32, [[0, 5, 6], [2, 5, 3], [12, 1, 1]]),
-    ("external only while a request waits", "oracle", 32, 32, [[0, 10, 6], [1, 10, 8], [2, 2, 2]]),
-    ("external only while a request waits", "paged", 48, 48, [[0, 20, 9], [3, 30, 2], [4, 2, 2]]),
+    ("first fit, lowest slot", "oracle", 16, 16, [[0, 5, 3], [0, 4, 2]]),
+    ("first fit, lowest slot", "max", 32, 16, [[0, 5, 11], [0, 1, 1], [1, 7, 2]]),
     ("first fit, lowest slot", "oracle", 16, 16, [[0, 1, 2], [2, 6, 2], [3, 1, 2], [4, 1, 2], [4, 3, 5]]),
     ("first fit, lowest slot", "oracle", 16, 16, [[0, 2, 1], [1, 1, 1], [1, 2, 2], [2, 1, 4], [4, 3, 1], [4, 5, 1]]),
-    ("takes a block at a time", "paged", 32, 32, [[0, 14, 2]]),
-    ("takes a block at a time", "paged", 32, 32, [[0, 15, 2]]),
-    ("takes a block at a time", "paged", 96, 48, [[0, 5, 30], [1, 16, 1], [3, 31, 1]]),
-    ("the newest gives its blocks back", "paged", 48, 48, [[0, 15, 20], [0, 15, 5]]),
-    ("the newest gives its blocks back", "paged", 64, 64, [[0, 14, 40], [0, 15, 20], [1, 13, 9], [2, 9, 3]]),
+    ("the last admitted gives its blocks back", "paged", 48, 48, [[0, 15, 20], [0, 15, 5]]),
+    ("the last admitted gives its blocks back", "paged", 64, 64, [[0, 14, 40], [0, 15, 20], [1, 13, 9], [2, 9, 3]]),
 )
 
 
 def challenges(rng: Random) -> list[dict]:
     """Directed traces of a few requests, then random ones that keep memory full. Smallest first."""
     made = [_challenge(*parts) for parts in DIRECTED]
-    crowded = (("reserves the longest length", "max"), ("reserves a power of two", "pow2"))
-    made += [_challenge(case, policy, 96, 40, _requests(rng, 8, 40)) for case, policy in crowded]
-    made += [_challenge("external only while a request waits", "oracle", 64, 40, _requests(rng, 10, 40))]
+    made += [_challenge("first fit, lowest slot", p, 96, 40, _requests(rng, 8, 40)) for p in ("max", "pow2", "oracle")]
     for _ in range(3):
         made.append(_challenge("first fit, lowest slot", "oracle", 60, 20, _requests(rng, 60, 20)))
-        made.append(_challenge("the newest gives its blocks back", "paged", 96, 80, _requests(rng, 12, 80)))
-    return made
+        made.append(_challenge("the last admitted gives its blocks back", "paged", 96, 80, _requests(rng, 12, 80)))
+    return sorted(made, key=_size)
 
 
 def _challenge(case: str, policy: str, capacity: int, max_len: int, requests: list) -> dict:
     return {"case": case, "policy": policy, "capacity": capacity, "max_len": max_len, "requests": requests}
+
+
+def _size(challenge: dict) -> tuple[int, int]:
+    """Requests, and iterations that they run for."""
+    return len(challenge["requests"]), sum(output for _, _, output in challenge["requests"])
 
 
 def _requests(rng: Random, n: int, max_len: int) -> list[list]:
@@ -75,28 +91,86 @@ def _requests(rng: Random, n: int, max_len: int) -> list[list]:
 
 
 def drive(challenge: dict, fragmentation) -> dict:
-    """The shares and the number of preemptions that the learner's function finds."""
+    """What the learner's function finds: shares and preemptions, and the counts of each iteration if it keeps them."""
     from servelab.traces import Request
 
     trace = [Request(arrival * ITERATION, prompt, output) for arrival, prompt, output in challenge["requests"]]
     found = fragmentation(trace, challenge["policy"], challenge["capacity"], challenge["max_len"])
-    return {name: plain(getattr(found, name)) for name in FOUND}
+    if not all(hasattr(found, name) for name in FOUND):
+        return {"shares": None, "instead": plain(found), "rows": []}
+    return {"shares": {name: plain(getattr(found, name)) for name in FOUND}, "rows": _rows(found)}
+
+
+def _rows(found: Any) -> list:
+    """Slots of each kind in each iteration. They only tell where a run went wrong: nobody has to keep them."""
+    history = getattr(found, "history", ())
+    if not isinstance(history, (list, tuple)) or not all(isinstance(row, dict) for row in history):
+        return []
+    return plain([[row.get(kind, 0) for kind in KINDS] for row in history])
 
 
 def judge(challenge: dict, transcript: dict, expected: dict) -> list[Case]:
-    """Every number is determined by the task, so it is compared with the reference's."""
-    wrong = [name for name in FOUND if not close(transcript[name], expected[name], atol=TOLERANCE)]
-    message = "; ".join(
-        f"{name}: expected {_number(expected[name])}, got {_number(transcript[name])}" for name in wrong
+    """Every number is determined by the task, so it is compared with the reference's.
+
+    Where a policy's size is the question, the number of slots taken, or not taken, is enough; what they were counted as
+    is another case.
+    """
+    got, want = transcript["shares"], expected["shares"]
+    if got is None:
+        problem = f"expected a Shares, got {shown(transcript['instead'])}"
+    else:
+        problem = "" if close(got, want, atol=TOLERANCE) else _problem(challenge, transcript, expected)
+    case = challenge["case"]
+    if case not in SIZES:
+        return [Case(case, not problem, problem)]
+    return [Case(case, not problem or _same_sizes(got, want), problem), Case(SPLIT, not problem, problem)]
+
+
+def _same_sizes(got: dict | None, want: dict) -> bool:
+    """Whether as many slots were taken, whatever they were counted as, and given back as often."""
+    if not got or not all(isinstance(got[name], (int, float)) for name in FOUND):
+        return False
+    sums = (
+        close(sum(got[kind] for kind in kinds), sum(want[kind] for kind in kinds), atol=TOLERANCE)
+        for kinds in (KINDS[:3], KINDS[3:])
     )
-    return [Case(challenge["case"], not wrong, message)]
+    return got["preemptions"] == want["preemptions"] and any(sums)
 
 
-def _number(value) -> str:
-    return f"{value:.4f}" if isinstance(value, float) else f"{value!r}"[:60]
+def _problem(challenge: dict, transcript: dict, expected: dict) -> str:
+    """The first iteration that differs, if the answer tells them apart; else the averages that do."""
+    got, want = transcript["rows"], expected["rows"]
+    for iteration, (row, wanted) in enumerate(zip(got, want, strict=False)):
+        if row != wanted:
+            return f"iteration {iteration}: {_slots(row, wanted, challenge['capacity'])}"
+    shares, right = transcript["shares"], expected["shares"]
+    averages = "; ".join(
+        f"{name}: expected {_number(right[name])}, got {_number(shares[name])}"
+        for name in FOUND
+        if not close(shares[name], right[name], atol=TOLERANCE)
+    )
+    if got and len(got) != len(want):
+        return f"expected {len(want)} iterations, got {len(got)}; {averages}"
+    return f"the slots of every iteration are right; {averages}" if got else averages
+
+
+def _slots(row: list, wanted: list, capacity: int) -> str:
+    """The kinds of slots that differ; and their sum, where it is not the pool."""
+    apart = [kind for kind, n, right in zip(KINDS, row, wanted, strict=True) if n != right]
+    expected, got = (
+        ", ".join(f"{kind} {_number(slots)}" for kind, slots in zip(KINDS, numbers, strict=True) if kind in apart)
+        for numbers in (wanted, row)
+    )
+    whole = all(isinstance(slots, (int, float)) for slots in row) and sum(row) == capacity
+    return f"expected {expected}; got {got}" + ("" if whole else f" (the kinds do not add up to {capacity} slots)")
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else shown(value)
 
 
 def show(challenge: dict) -> str:
     """The call, as Python to paste."""
     rows = ", ".join(f"Request({a} * ITERATION, {p}, {o})" for a, p, o in challenge["requests"])
-    return f"fragmentation([{rows}], {challenge['policy']!r}, {challenge['capacity']}, {challenge['max_len']})"
+    call = f"fragmentation([{rows}], {challenge['policy']!r}, {challenge['capacity']}, {challenge['max_len']})"
+    return f"found = {call}\nprint(found)\nprint(waste.slot_lines(found.history))"

@@ -4,18 +4,33 @@ import math
 from random import Random
 
 from servelab.exercise import Case, CaseSpec
-from servelab.exercises.paged_kv._attention import batch, call, compare, make_inputs, show_call
+from servelab.exercises.paged_kv._attention import (
+    batch,
+    call,
+    compare,
+    judge_unchanged,
+    make_inputs,
+    marked,
+    show_call,
+    sight,
+)
+from servelab.exercises.paged_kv._steps import UNCHANGED
 from servelab.plain import plain
 
 ANSWERS = ("paged_attention_blockwise",)
+SEES = "each query sees what it must"
 CASES = (
+    CaseSpec(SEES, hint=3),
     CaseSpec("one block", hint=1),
+    CaseSpec("scale", hint=3),
     CaseSpec("several blocks", hint=1),
-    CaseSpec("large scores", hint=2),
+    CaseSpec("large scores", hint=1),
     CaseSpec("far below zero", hint=2),
     CaseSpec("causal, ragged and shared heads", hint=3),
+    CaseSpec(UNCHANGED, hint=3),
     CaseSpec("one block at a time", hint=3, weight=5),
 )
+TILE = 4  # blocks whose keys, with heads repeated, one tensor may hold for each query token
 
 
 def challenges(rng: Random) -> list[dict]:
@@ -28,19 +43,24 @@ def challenges(rng: Random) -> list[dict]:
         return rng.sample(range(of), n)
 
     one_head = {"heads": [1, 1]}
+    seen = ([[1, 3, blocks(1)]], [[1, 4, blocks(1)]], [[1, 7, blocks(2)]], [[4, 4, blocks(1)]], [[3, 11, blocks(3)]])
     return [
-        batch("one block", seed(), [[1, 4, blocks(1)]], **one_head),
-        batch("one block", seed(), [[1, 3, blocks(1)]]),
+        *(marked(SEES, seed(), requests) for requests in seen),
+        *(batch("one block", seed(), [[1, context, blocks(1)]], head_dim=1, **one_head) for context in (3, 4)),
+        batch("scale", seed(), [[1, 4, blocks(1)]], scale=0.125),
+        batch("scale", seed(), [[2, 4, blocks(1)]], scale=2.0),
         batch("several blocks", seed(), [[1, 8, blocks(2)]], **one_head),
-        batch("several blocks", seed(), [[1, 16, blocks(4)]], gain=4),
-        batch("several blocks", seed(), [[1, 10, blocks(3)], [1, 5, blocks(2)]], gain=4),
-        *(batch("large scores", seed(), [[1, 16, blocks(4)]], gain=gain) for gain in (128, 256, 512)),
-        *(batch("far below zero", seed(), [[1, 7, blocks(2)]], offset=offset) for offset in (-200, -400)),
+        batch("several blocks", seed(), [[1, 16, blocks(4)]], gain=2),
+        batch("several blocks", seed(), [[1, 10, blocks(3)], [1, 5, blocks(2)]], gain=2),
+        *(batch("large scores", seed(), [[1, 16, blocks(4)]], gain=gain) for gain in (64, 128)),
+        batch("large scores", seed(), [[6, 16, blocks(4)]], heads=[4, 4], gain=128),
+        *(batch("far below zero", seed(), [[1, 7, blocks(2)]], offset=offset) for offset in (-40, -100)),
         batch("causal, ragged and shared heads", seed(), [[6, 6, blocks(2)], [1, 9, blocks(3)]], heads=[4, 2]),
         *(_mixed(rng, seed()) for _ in range(2)),
+        batch(UNCHANGED, seed(), [[2, 5, blocks(2, 7)]], unused="nan", scale=0.5),
         _long(seed(), [[1, 98, blocks(25, 31)]]),
-        _long(seed(), [[1, 126, blocks(32, 32)], [1, 41, blocks(11, 32)]]),
-        _long(seed(), [[6, 126, blocks(32, 32)]]),
+        _long(seed(), [[1, 254, blocks(64, 64)], [1, 41, blocks(11, 64)]]),
+        _long(seed(), [[6, 254, blocks(64, 64)]]),
     ]
 
 
@@ -50,24 +70,22 @@ def _mixed(rng: Random, seed: int) -> dict:
     for query in (1, rng.randint(3, 5), rng.randint(6, 9)):
         context = query + rng.randint(0, 7)
         requests.append([query, context, [ids.pop() for _ in range(-(-context // 4))]])
-    plan = {"heads": [6, 3], "head_dim": 8, "num_blocks": 16, "unused": "nan", "gain": 8}
+    plan = {"heads": [6, 3], "head_dim": 8, "num_blocks": 16, "unused": "nan", "gain": 8, "scale": 0.5}
     return batch("causal, ragged and shared heads", seed, requests, **plan)
 
 
 def _long(seed: int, requests: list) -> dict:
-    return batch("one block at a time", seed, requests, heads=[4, 2], num_blocks=32)
+    return batch("one block at a time", seed, requests, heads=[4, 2], num_blocks=64)
 
 
 def most_elements(challenge: dict) -> int:
-    """The size of a tensor that no block-wise design needs to exceed, and that every gathered context does.
+    """The most elements that one tensor may have; every gathered context and all its scores have more.
 
-    Twice one block of keys for every query token and query head, so that stepping through the blocks of all requests,
-    or of all query tokens, together is as right as going one request at a time; or one number for each position.
+    A few blocks of keys for every query token and query head: stepping through small tiles of blocks, or through the
+    blocks of all requests or query tokens together, is as right as one block of one request at a time.
     """
-    rows = len(challenge["requests"]) * max(query for query, _, _ in challenge["requests"])
-    block = challenge["heads"][0] * challenge["block_size"] * challenge["head_dim"]
-    positions = challenge["block_size"] * max(len(blocks) for _, _, blocks in challenge["requests"])
-    return max(2 * rows * block, positions)
+    tokens = sum(query for query, _, _ in challenge["requests"])
+    return TILE * challenge["block_size"] * challenge["heads"][0] * challenge["head_dim"] * tokens
 
 
 def drive(challenge: dict, attention) -> dict:
@@ -112,8 +130,13 @@ def _recorder(inputs: tuple):
 
 
 def judge(challenge: dict, transcript: dict, expected: dict) -> list[Case]:
-    """Outputs are determined; sizes stay below what one block of each request needs."""
+    """Outputs are determined; sizes stay below what a few blocks of each request need."""
+    if challenge["marks"]:
+        problem, _ = sight(challenge, transcript["out"], expected["out"])
+        return [Case(SEES, not problem, problem)]
     case = compare(challenge, transcript["out"], expected["out"])
+    if case.passed and case.name == UNCHANGED:
+        return [judge_unchanged(transcript["changed"])]
     if case.passed and case.name == "one block at a time":
         return [_judge_sizes(challenge, transcript)]
     return [case]
@@ -122,11 +145,13 @@ def judge(challenge: dict, transcript: dict, expected: dict) -> list[Case]:
 def _judge_sizes(challenge: dict, transcript: dict) -> Case:
     most, largest, made = most_elements(challenge), transcript["largest"], transcript["made"]
     blocks = max(len(blocks) for _, _, blocks in challenge["requests"])
+    tokens = sum(query for query, _, _ in challenge["requests"])
     message = ""
     if type(made) is not int or made < blocks:
         message = f"{made} tensors were made for a context of {blocks} blocks: use torch operations, block by block"
     elif type(largest) is not int or largest > most:
-        message = f"a tensor of {largest} elements was made; one block at a time needs none above {most}"
+        limit = f"{TILE} * block_size * Hq * D = {most // tokens} for each query token; query tokens: {tokens}"
+        message = f"a tensor of {largest} elements was made, and none may have more than {most} ({limit})"
     return Case(challenge["case"], not message, message)
 
 

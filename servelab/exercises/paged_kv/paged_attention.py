@@ -5,21 +5,34 @@ from random import Random
 import numpy as np
 
 from servelab.exercise import Case, CaseSpec
-from servelab.exercises.paged_kv._attention import batch, call, compare, show_call
-from servelab.plain import NotPlain, close, decode_array, plain
+from servelab.exercises.paged_kv._attention import (
+    batch,
+    call,
+    changed,
+    compare,
+    judge_unchanged,
+    marked,
+    misshapen,
+    show_call,
+    sight,
+)
+from servelab.exercises.paged_kv._steps import UNCHANGED
+from servelab.plain import close, decode_array, plain
 
 ANSWERS = ("write_kv", "paged_attention")
+FINDS, CAUSAL = "finds the tokens of a context", "causal inside a chunk"
 CASES = (
     CaseSpec("writes each token to its slot", hint=1),
     CaseSpec("does not write padding", hint=1),
-    CaseSpec("one new token", hint=2),
+    CaseSpec(FINDS, hint=2),
+    CaseSpec(CAUSAL, hint=3, weight=2),
+    CaseSpec("softmax of the scores", hint=3),
+    CaseSpec("scale", hint=3),
     CaseSpec("block boundaries", hint=2),
-    CaseSpec("causal inside a chunk", hint=3, weight=2),
-    CaseSpec("a mixed batch", hint=3, weight=2),
     CaseSpec("query heads share KV heads", hint=3),
-    CaseSpec("scale", hint=2),
     CaseSpec("unused slots stay out", hint=2, weight=2),
-    CaseSpec("reads only", hint=2),
+    CaseSpec("a mixed batch", hint=3, weight=2),
+    CaseSpec(UNCHANGED, hint=2),
 )
 FILLER = -7.0
 
@@ -30,32 +43,36 @@ def challenges(rng: Random) -> list[dict]:
     def seed() -> int:
         return rng.randrange(10**6)
 
-    def blocks(n: int, of: int = 8) -> list[int]:
-        return rng.sample(range(of), n)
+    def blocks(n: int) -> list[int]:  # the last block of the cache is nobody's
+        return rng.sample(range(7), n)
 
     one, two, three = blocks(1), blocks(2), blocks(3)
+    seen = ([[1, 4, one]], [[1, 7, two]], [[2, 5, two]], [[1, 8, two]], [[2, 9, three]], [[1, 11, three]])
     return [
         _writing("writes each token to its slot", [2, 0], 2, seed()),
         _writing("writes each token to its slot", rng.sample(range(12), 5), 3, seed()),
-        _writing("does not write padding", [5, -1, 2, -1], 3, seed()),
         _writing("does not write padding", [-1, -1], 3, seed()),
-        batch("one new token", seed(), [[1, 4, one]], heads=[1, 1]),
-        batch("one new token", seed(), [[1, 8, two]], heads=[1, 1]),
+        _writing("does not write padding", [5, -1, 2, -1], 3, seed()),
+        *(marked(FINDS, seed(), requests) for requests in seen),
+        marked(FINDS, seed(), [[1, 4, one], [1, 8, two], [1, 11, three]]),
+        *(marked(CAUSAL, seed(), requests) for requests in ([[4, 4, one]], [[3, 8, two]], [[7, 11, three]])),
+        batch("softmax of the scores", seed(), [[1, 4, one]], heads=[1, 1]),
+        batch("softmax of the scores", seed(), [[1, 8, two]], heads=[1, 1]),
+        batch("softmax of the scores", seed(), [[3, 8, two]], heads=[1, 1]),
+        batch("scale", seed(), [[1, 8, two]], scale=0.125),
+        batch("scale", seed(), [[1, 8, two]], scale=2.0),
         batch("block boundaries", seed(), [[1, 1, one]]),
         *(batch("block boundaries", seed(), [[1, context, three[: -(-context // 4)]]]) for context in (3, 5, 9, 11)),
         batch("block boundaries", seed(), [[1, 4, one], [1, 8, two], [1, 9, three]]),
-        batch("scale", seed(), [[1, 8, two]], scale=0.125),
-        batch("scale", seed(), [[1, 8, two]], scale=2.0),
-        batch("causal inside a chunk", seed(), [[4, 4, one]], heads=[1, 1]),
-        batch("causal inside a chunk", seed(), [[3, 8, two]]),
-        batch("causal inside a chunk", seed(), [[7, 11, three]], heads=[3, 3]),
+        batch("query heads share KV heads", seed(), [[1, 4, one]], heads=[3, 3]),
         batch("query heads share KV heads", seed(), [[1, 8, two]], heads=[4, 2]),
-        batch("query heads share KV heads", seed(), [[2, 6, two]], heads=[6, 2], head_dim=8),
         batch("query heads share KV heads", seed(), [[2, 6, two]], heads=[4, 1]),
-        *(batch("unused slots stay out", seed(), [[1, 5, blocks(2, 7)]], unused=u) for u in ("large", "nan", "inf")),
-        batch("unused slots stay out", seed(), [[1, 9, blocks(3, 7)], [2, 2, blocks(1, 7)]], unused="nan"),
-        batch("reads only", seed(), [[2, 5, two], [1, 1, one]], unused="nan"),
+        batch("query heads share KV heads", seed(), [[2, 6, two]], heads=[6, 2], head_dim=8),
         *(_mixed(rng, seed()) for _ in range(3)),
+        *(batch("unused slots stay out", seed(), [[1, 5, blocks(2)]], unused=u) for u in ("large", "nan", "inf")),
+        batch("unused slots stay out", seed(), [[1, 9, blocks(3)], [2, 2, blocks(1)]], unused="nan"),
+        _writing(UNCHANGED, [5, -1, 2, -1], 3, seed()),
+        batch(UNCHANGED, seed(), [[2, 5, two], [1, 1, one]], unused="nan", scale=0.5),
     ]
 
 
@@ -73,7 +90,7 @@ def _mixed(rng: Random, seed: int) -> dict:
         query = {"decode": 1, "prompt": context, "chunk": context // 2, "prefix hit": context - block_size}[kind]
         first = [prefix] if kind in ("chunk", "prefix hit") else [ids.pop()]
         requests.append([query, context, first + [ids.pop() for _ in range((context - 1) // block_size)]])
-    plan = {"heads": [4, 2], "head_dim": 8, "block_size": block_size, "num_blocks": 16, "unused": "nan"}
+    plan = {"heads": [4, 2], "head_dim": 8, "block_size": block_size, "num_blocks": 16, "unused": "nan", "scale": 0.5}
     return batch("a mixed batch", seed, requests, **plan)
 
 
@@ -81,9 +98,10 @@ def drive(challenge: dict, write_kv, paged_attention) -> dict:
     """Write tokens into a filled cache and record all of it, or run attention and record its output."""
     if "write" not in challenge:
         return call(challenge, paged_attention)
-    caches, tokens = _write_inputs(challenge)
+    (caches, tokens), (_, before) = _write_inputs(challenge), _write_inputs(challenge)
     write_kv(*caches, *tokens)
-    return {"k_cache": plain(caches[0]), "v_cache": plain(caches[1])}
+    found = changed(("k", "v", "slot_mapping"), tokens, before)
+    return {"k_cache": plain(caches[0]), "v_cache": plain(caches[1]), "changed": found}
 
 
 def _write_inputs(challenge: dict) -> tuple:
@@ -99,11 +117,13 @@ def _write_inputs(challenge: dict) -> tuple:
 def judge(challenge: dict, transcript: dict, expected: dict) -> list[Case]:
     """Caches and outputs are determined; they are compared with the reference's."""
     if "write" in challenge:
-        return [_judge_write(challenge, transcript, expected)]
-    case = compare(challenge, transcript["out"], expected["out"])
-    if case.passed and case.name == "reads only" and transcript["inputs_kept"] is not True:
-        return [Case(case.name, False, "q, the caches and block_tables have to stay as they are; one of them changed")]
-    return [case]
+        case = _judge_write(challenge, transcript, expected)
+    elif challenge["marks"]:
+        problem, by_mask = sight(challenge, transcript["out"], expected["out"])
+        return [Case(FINDS, not problem or by_mask, problem), Case(CAUSAL, not problem, problem)]
+    else:
+        case = compare(challenge, transcript["out"], expected["out"])
+    return [judge_unchanged(transcript["changed"]) if case.passed and case.name == UNCHANGED else case]
 
 
 def _judge_write(challenge: dict, transcript: dict, expected: dict) -> Case:
@@ -115,12 +135,9 @@ def _judge_write(challenge: dict, transcript: dict, expected: dict) -> Case:
 
 def _changed(got, want: np.ndarray) -> str:
     """The slots written and the slots that should have been."""
-    try:
-        array = decode_array(got)
-    except NotPlain as error:
-        return str(error)
-    if array.shape != want.shape or array.dtype != want.dtype:
-        return f"expected {want.dtype} of shape {list(want.shape)}, got {array.dtype} of shape {list(array.shape)}"
+    if problem := misshapen(got, want):
+        return problem
+    array = decode_array(got)
     shape = (-1, want.shape[2] * want.shape[3])
     asked, written = (np.flatnonzero((a.reshape(shape) != FILLER).any(1)).tolist() for a in (want, array))
     if asked != written:
@@ -133,6 +150,6 @@ def show(challenge: dict) -> str:
     if "write" not in challenge:
         return show_call(challenge, "paged_attention")
     size, shape = (challenge["num_blocks"], challenge["block_size"], *challenge["shape"]), challenge["shape"]
-    return f"caches of shape {size}; k and v of shape ({len(challenge['write'])}, {shape[0]}, {shape[1]})\n" + (
+    return f"# caches of shape {size}; k and v of shape ({len(challenge['write'])}, {shape[0]}, {shape[1]})\n" + (
         f"write_kv(k_cache, v_cache, k, v, slot_mapping=torch.tensor({challenge['write']}))"
     )

@@ -24,17 +24,18 @@ from servelab.exercises.paged_kv._prefix_scenarios import DIRECTED
 ANSWERS = ("PrefixCache",)
 CASES = (
     CaseSpec("keeps the rules of a pool", hint=1, weight=1),
-    CaseSpec("refuses misuse", hint=1, weight=1),
     CaseSpec("finds cached prefixes", hint=2, weight=3),
     CaseSpec("leaves the last token to compute", hint=2, weight=2),
-    CaseSpec("caches full blocks only", hint=2, weight=1),
-    CaseSpec("tells prompts apart", hint=2, weight=3),
-    CaseSpec("keeps keys apart", hint=2, weight=1),
     CaseSpec("revives cached blocks", hint=3, weight=2),
     CaseSpec("forgets what it hands out", hint=3, weight=2),
     CaseSpec("evicts the least recently used", hint=3, weight=3),
-    CaseSpec("failed admission changes nothing", hint=3, weight=2),
+    CaseSpec("caches full blocks only", hint=2, weight=1),
+    CaseSpec("tells prompts apart", hint=2, weight=3),
+    CaseSpec("keeps keys apart", hint=2, weight=1),
+    CaseSpec("a failed allocation changes nothing", hint=1, weight=2),
     CaseSpec("lives with duplicates", hint=3, weight=1),
+    CaseSpec(steps.UNCHANGED, hint=1, weight=1),
+    CaseSpec("refuses misuse", hint=1, weight=1),
     CaseSpec("long runs", hint=3, weight=2),
 )
 
@@ -90,10 +91,10 @@ class _Run:
         self.tables: dict[str, list[int]] = {}
 
     def call(self, method: str, *arguments) -> dict:
-        return steps.attempt(lambda: getattr(self.cache, method)(*arguments))
+        return steps.attempt(lambda *given: getattr(self.cache, method)(*given), *arguments)
 
     def match(self, holder: str, tokens: list[int], key: str | None) -> list[dict]:
-        outcome = self.call("match", tokens) if key is None else self.call("match", tokens, key)
+        outcome = self.call("match", list(tokens), *([] if key is None else [key]))
         match outcome:
             case {"returned": [[*blocks], _]}:
                 self.tables[holder] = blocks
@@ -162,26 +163,33 @@ class Referee:
     """The rules of a prefix cache: who holds each block, what it holds, and since when nobody holds it."""
 
     def __init__(self, challenge: dict):
-        self.ops, self.block_size = challenge["ops"], challenge["block_size"]
+        self.challenge, self.block_size = challenge, challenge["block_size"]
         self.holders = [0] * challenge["num_blocks"]
         self.content: dict[int, Content] = {}
         self.known: dict[tuple, Content] = {}
         self.left: dict[int, tuple[int, int]] = {}  # when the last holder left: earlier is evicted first
         self.tables: dict[str, list[int]] = {}
-        self.now = 0
+        self.now, self.where = 0, ""
+        self.lines = iter(enumerate(_lines(challenge), start=1))
         self.outcomes: Iterator[dict] = iter(())
 
     def follow(self, transcript: list) -> None:
         """Follow a run. Raises `Broken` at the first step that breaks a rule."""
-        steps.require_state("new cache", self.holders, steps.entry(transcript, 0))
-        for step, (name, *arguments) in enumerate(self.ops, start=1):
-            self.now, outcome = step, steps.entry(transcript, step)
-            self.outcomes = iter(outcome["calls"])
+        steps.require_state(f"after {_made(self.challenge)}", self.holders, steps.entry(transcript, 0))
+        for now, (name, *arguments) in enumerate(self.challenge["ops"], start=1):
+            outcome = steps.entry(transcript, now)
+            self.now, self.outcomes = now, iter(outcome["calls"])
             getattr(self, name)(*arguments)
-            steps.require_state(f"after step {self.now}, {_shown(name, arguments)}", self.holders, outcome)
+            steps.require_state(f"after {self.where}", self.holders, outcome)
+            if self.challenge["case"] == steps.UNCHANGED:
+                for call in outcome["calls"]:
+                    steps.require_unchanged(self.where, call)
 
-    def where(self, method: str, *arguments) -> str:
-        return f"step {self.now}, {method}({', '.join(map(repr, arguments))})"
+    def next_call(self, blocks: list[int] | None = None) -> tuple[str, dict]:
+        """The next line of the listing, with the ids that a name in it stands for, and its outcome."""
+        step, line = next(self.lines)
+        self.where = steps.step(step, line, blocks)
+        return self.where, next(self.outcomes)
 
     def path(self, tokens: list[int], key: str | None) -> list[Content]:
         """The contents of the full blocks of ``tokens``."""
@@ -197,38 +205,40 @@ class Referee:
         return path
 
     def match(self, holder: str, tokens: list[int], key: str | None) -> None:
-        where, outcome = self.where("match", tokens, *([] if key is None else [key])), next(self.outcomes)
-        steps.require_done(where, outcome)
+        where, outcome = self.next_call()
         path = self.path(tokens[:-1], key)
+        blocks, n_tokens = self.pair(where, outcome)
         live = next((i for i, content in enumerate(path) if not content.blocks), len(path))
         certain = next((i for i, content in enumerate(path[:live]) if not content.certain), live)
-        returned = outcome["returned"]
-        blocks: Any = returned[0] if isinstance(returned, list) and len(returned) == 2 else None
         if not (steps.are_ids(blocks) and certain <= len(blocks) <= live):
-            due = " or ".join(str(n * self.block_size) for n in dict.fromkeys((certain, live)))
-            raise steps.Broken(f"{where}: expected a hit of {due} tokens, got {steps.text(outcome)}")
+            due = " or ".join(map(str, dict.fromkeys((certain, live))))
+            blocks_due = f"{due} {'block' if due == '1' else 'blocks'}"
+            raise steps.Broken(f"{where}: expected a hit of {blocks_due}{steps.found(blocks, 'a list of int')}")
         for position, (block, content) in enumerate(zip(blocks, path, strict=False)):
             if block not in content.blocks:
                 due = " or ".join(map(str, content.blocks))
                 raise steps.Broken(f"{where}: expected block {due} at position {position} of the hit, got {block}")
-        steps.require(f"{where}: n_tokens", len(blocks) * self.block_size, returned[1])
+        steps.require(f"{where}: n_tokens", len(blocks) * self.block_size, n_tokens)
         self.tables[holder] = list(blocks)
         for block in blocks:
             self.holders[block] += 1
 
+    def pair(self, where: str, outcome: dict) -> tuple[Any, Any]:
+        """The two things that a ``match`` returned."""
+        returned = outcome.get("returned")
+        if not (isinstance(returned, list) and len(returned) == 2 and not isinstance(returned[0], int)):
+            raise steps.Broken(f"{where}: expected a pair (blocks, n_tokens){steps.instead(outcome, 'a pair')}")
+        return returned[0], returned[1]
+
     def allocate(self, holder: str, n: int) -> None:
-        where, outcome = self.where("allocate", n), next(self.outcomes)
+        where, outcome = self.next_call()
         free = [block for block, count in enumerate(self.holders) if not count]
         if n < 0:
             steps.require_raised(where, "ValueError", outcome)
         elif n > len(free):
             steps.require_raised(where, "OutOfBlocks", outcome)
         else:
-            got: Any = outcome.get("returned")
-            if not (steps.are_ids(got) and len(got) == n and set(got) <= set(free)):
-                raise steps.Broken(
-                    f"{where}: expected {n} of the free blocks {free}, each once, got {steps.text(outcome)}"
-                )
+            got = steps.require_granted(where, n, free, outcome)
             self.require_eviction_order(where, free, set(got))
             self.tables.setdefault(holder, []).extend(got)
             for block in got:
@@ -264,9 +274,8 @@ class Referee:
             below += child.children
 
     def insert(self, tokens: list[int], names: list, key: str | None) -> None:
-        blocks = _resolve(names, self.tables)
-        where = self.where("insert", tokens, blocks, *([] if key is None else [key]))
-        outcome, path = next(self.outcomes), self.path(tokens, key)
+        blocks, path = _resolve(names, self.tables), self.path(tokens, key)
+        where, outcome = self.next_call(blocks)
         if len(blocks) < len(path) or not self.are_held(blocks):
             return steps.require_raised(where, "ValueError", outcome)
         steps.require_done(where, outcome)
@@ -278,7 +287,7 @@ class Referee:
 
     def share(self, names: list) -> None:
         blocks = _resolve(names, self.tables)
-        where, outcome = self.where("share", blocks), next(self.outcomes)
+        where, outcome = self.next_call(blocks)
         if not self.are_held(blocks, or_cached=True):
             return steps.require_raised(where, "ValueError", outcome)
         steps.require_done(where, outcome)
@@ -286,13 +295,14 @@ class Referee:
             self.holders[block] += 1
 
     def free(self, names: list) -> None:
-        self.leave(_resolve(names, self.tables))
+        blocks = _resolve(names, self.tables)
+        self.leave(blocks, *self.next_call(blocks))
 
     def finish(self, holder: str) -> None:
-        self.leave(self.tables.pop(holder, []))
+        blocks = self.tables.pop(holder, [])
+        self.leave(blocks, *self.next_call(blocks))
 
-    def leave(self, blocks: list[int]) -> None:
-        where, outcome = self.where("free", blocks), next(self.outcomes)
+    def leave(self, blocks: list[int], where: str, outcome: dict) -> None:
         if not self.are_held(blocks):
             return steps.require_raised(where, "ValueError", outcome)
         steps.require_done(where, outcome)
@@ -310,10 +320,11 @@ class Referee:
         possible = needed <= self.holders.count(0)
         self.allocate(holder, needed)
         if not possible:
-            self.finish(holder)
+            hit = self.tables.pop(holder)
+            self.leave(hit, f"{self.where}: cache.free({holder}) with blocks {hit}", next(self.outcomes))
 
     def ref_count(self, block: int) -> None:
-        where, outcome = self.where("ref_count", block), next(self.outcomes)
+        where, outcome = self.next_call()
         if 0 <= block < len(self.holders):
             steps.require_returned(where, self.holders[block], outcome)
         else:
@@ -325,27 +336,30 @@ def judge(challenge: dict, transcript: list, expected: list) -> list[Case]:
     return steps.judged(challenge, Referee(challenge).follow, transcript)
 
 
-def _shown(name: str, arguments: list) -> str:
-    return f"{name}({', '.join(map(repr, arguments))})"
-
-
 def show(challenge: dict) -> str:
     """The run as Python; a holder's letter names the list of its blocks."""
-    lines = [f"cache = PrefixCache(num_blocks={challenge['num_blocks']}, block_size={challenge['block_size']})"]
+    return steps.listing([f"cache = {_made(challenge)}"], _lines(challenge))
+
+
+def _made(challenge: dict) -> str:
+    return f"PrefixCache(num_blocks={challenge['num_blocks']}, block_size={challenge['block_size']})"
+
+
+def _lines(challenge: dict) -> list[str]:
+    lines: list[str] = []
     held: set[str] = set()
     for name, *arguments in challenge["ops"]:
         lines += _as_python(name, arguments, challenge["block_size"], held)
-    return "\n".join(lines)
+    return lines
 
 
 def _as_python(name: str, arguments: list, block_size: int, held: set[str]) -> list[str]:
     if name in ("match", "admit"):
         holder, tokens, key = arguments
         held.add(holder)
-        call = [f"{holder}, n_tokens = cache.match({tokens}{'' if key is None else f', {key!r}'})"]
-        needed = -(-len(tokens) // block_size)
-        rest = f"{holder} += cache.allocate({needed} - len({holder}))  # if this raises: cache.free({holder})"
-        return call + ([rest] if name == "admit" else [])
+        call = [f"{holder}, n_tokens = cache.match({tokens}{_key(key)})"]
+        rest = f"{holder} += cache.allocate({-(-len(tokens) // block_size)} - len({holder}))"
+        return call + ([f"{rest}  # if it raises: cache.free({holder})"] if name == "admit" else [])
     if name == "allocate":
         holder, n = arguments
         sign = "+=" if holder in held else "="
@@ -356,8 +370,12 @@ def _as_python(name: str, arguments: list, block_size: int, held: set[str]) -> l
         return [f"cache.free({arguments[0]})"]
     if name == "insert":
         tokens, names, key = arguments
-        return [f"cache.insert({tokens}, {_names(names)}{'' if key is None else f', {key!r}'})"]
+        return [f"cache.insert({tokens}, {_names(names)}{_key(key)})"]
     return [f"cache.{name}({arguments[0] if name == 'ref_count' else _names(arguments[0])})"]
+
+
+def _key(key: str | None) -> str:
+    return "" if key is None else f", key={key!r}"
 
 
 def _names(names: list) -> str:

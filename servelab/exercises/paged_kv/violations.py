@@ -6,6 +6,7 @@ from random import Random
 from typing import Any
 
 from servelab.exercise import Case, CaseSpec
+from servelab.exercises.paged_kv._steps import UNCHANGED, shown
 from servelab.plain import plain
 
 ANSWERS = ("violations",)
@@ -18,8 +19,10 @@ CASES = (
     CaseSpec("wrong reference count", hint=3, weight=2),
     CaseSpec("twice in one table", hint=3),
     CaseSpec("id out of range", hint=1),
+    CaseSpec(UNCHANGED, hint=1),
 )
 KEYS = ("num_blocks", "free", "cached", "refs", "tables")
+PLACES = ("first", "second")
 
 
 def challenges(rng: Random) -> list[dict]:
@@ -49,6 +52,7 @@ def pairs(rng: Random) -> Iterator[tuple[str, dict, dict]]:
         _wrong_count,
         _twice,
         _range,
+        _kept,
     ):
         yield from fault(rng)
 
@@ -89,6 +93,8 @@ def _by_hand() -> list[tuple[str, dict, dict]]:
         ("id out of range", _state(2, [0, 1]), _state(2, [0, 1], refs={2: 0})),
         ("id out of range", _state(2, [0, 1], tables={"a": []}), _state(2, [0, 1], tables={"a": [-1]})),
         ("id out of range", _state(2, [0, 1], tables={"a": []}), _state(2, [0, 1], tables={"a": [2]})),
+        (UNCHANGED, _state(3, [2, 0], tables={"a": [1]}), _state(3, [2], tables={"a": [1]})),
+        (UNCHANGED, _state(4, [1], [3, 0], {"a": [2]}), _state(4, [1], [3, 0, 3], {"a": [2]})),
     ]
 
 
@@ -167,31 +173,47 @@ def _range(rng: Random):
     yield "id out of range", sound, {**sound, "tables": tables, "refs": {**sound["refs"], str(n + 3): 1}}
 
 
+def _kept(rng: Random):
+    sound = _sound(rng)
+    for block in sound["tables"]["a"][1:]:
+        yield UNCHANGED, sound, {**sound, "refs": {**sound["refs"], str(block): 9}}
+
+
 def snapshot(state: dict) -> dict:
     """A state as the learner's function gets it: a copy of its own, with the blocks of ``refs`` as numbers."""
     copy = deepcopy(state)
     return {**copy, "refs": {int(block): count for block, count in copy["refs"].items()}}
 
 
-def drive(challenge: dict, violations) -> list:
-    """What the learner's function reports on each of the two states."""
-    return [plain(violations(snapshot(state))) for state in challenge["states"]]
+def drive(challenge: dict, violations) -> list[dict]:
+    """What the learner's function reports on each of the two states, and which keys of the snapshot it changed."""
+    outcomes = []
+    for state in challenge["states"]:
+        given, before = snapshot(state), snapshot(state)
+        found = plain(violations(given))
+        outcomes.append({"found": found, "changed": [key for key in KEYS if given.get(key) != before[key]]})
+    return outcomes
 
 
 def judge(challenge: dict, transcript: list, expected: list) -> list[Case]:
     """Whether something is to be reported is determined, and the reference reports it; the wording is free."""
     problem = ""
-    for state, found, wanted in zip(challenge["states"], transcript, expected, strict=True):
-        problem = problem or _problem(state, found, wanted)
+    for which, state, outcome, wanted in zip(PLACES, challenge["states"], transcript, expected, strict=True):
+        problem = problem or _problem(which, state, outcome["found"], wanted["found"])
+        if challenge["case"] == UNCHANGED and not problem and outcome["changed"]:
+            changed = " and ".join(str(key) for key in outcome["changed"])
+            problem = f"the call changed {changed} of the {which} state: {_readable(state)}"
     return [Case(challenge["case"], not problem, problem)]
 
 
-def _problem(state: dict, found: Any, wanted: list) -> str:
+def _problem(which: str, state: dict, found: Any, wanted: list) -> str:
     if not isinstance(found, list) or not all(isinstance(line, str) for line in found):
-        return f"expected a list of text, got {str(found)[:80]} on {_readable(state)}"
+        return f"return a list of str, also when it is empty; got {shown(found)} for the {which} state"
     if found and not wanted:
-        return f"this state is sound: {_readable(state)}; reported: {found[0][:80]}"
-    return f"nothing reported on {_readable(state)}" if wanted and not found else ""
+        return f"the {which} state is sound, and was reported as {found[0][:80]!r}: {_readable(state)}"
+    if wanted and not found:
+        return f"the {which} state is broken ({wanted[0]}), and nothing was reported: {_readable(state)}"
+    return ""
 
 
 def _readable(state: dict) -> str:
@@ -200,6 +222,8 @@ def _readable(state: dict) -> str:
 
 def show(challenge: dict) -> str:
     """Both states, as Python to paste."""
-    states = [snapshot(state) for state in challenge["states"]]
-    calls = [f"violations({ {key: state[key] for key in KEYS} })" for state in states]
-    return "\n".join(["# one of the two is sound, the other is not", *calls])
+    lines = []
+    for which, state in zip(PLACES, challenge["states"], strict=True):
+        given = snapshot(state)
+        lines += [f"# the {which} state", f"violations({ {key: given[key] for key in KEYS} })"]
+    return "\n".join(lines)

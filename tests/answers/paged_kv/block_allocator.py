@@ -203,6 +203,26 @@ def counts_references(reference):
     return Answer
 
 
+@wrong("free empties the caller's list", case="leaves its arguments unchanged")
+def empties(reference):
+    class Answer(reference.BlockAllocator):
+        def free(self, blocks):
+            super().free(blocks)
+            blocks.clear()
+
+    return Answer
+
+
+@wrong("share sorts the caller's list", case="leaves its arguments unchanged")
+def sorts(reference):
+    class Answer(reference.BlockAllocator):
+        def share(self, blocks):
+            super().share(blocks)
+            blocks.sort()
+
+    return Answer
+
+
 @wrong("double free accepted", case="refuses misuse")
 def double_free(reference):
     class Answer(reference.BlockAllocator):

@@ -205,7 +205,7 @@ def from_the_end(reference):
     return Answer
 
 
-@wrong("appends a negative number of tokens", case="refuses bad ranges")
+@wrong("appends a negative number of tokens", case="all or nothing")
 def shrinks(reference):
     class Answer(reference.BlockTable):
         def _missing(self, n_tokens):

@@ -77,6 +77,29 @@ def copies_everything(base):
     return Answer
 
 
+@wrong("the fork is a plain BlockTable", case="forks share")
+@_table
+def other_class(base):
+    class Answer(base):
+        def fork(self):
+            child = base.__mro__[1](self.pool)
+            self.pool.share(self.blocks)
+            child.blocks, child.num_tokens = list(self.blocks), self.num_tokens
+            return child
+
+    return Answer
+
+
+@wrong("fork returns nothing", case="forks share")
+@_table
+def nothing(base):
+    class Answer(base):
+        def fork(self):
+            super().fork()
+
+    return Answer
+
+
 @wrong("fork without a share", case="forks share")
 @_table
 def no_share(base):
@@ -192,7 +215,7 @@ def child_only(base):
     return Answer
 
 
-@wrong("source and destination swapped", case="copies on write")
+@wrong("source and destination swapped", case="puts the copy in place")
 @_table
 def swapped(base):
     class Answer(base):
@@ -202,7 +225,7 @@ def swapped(base):
     return Answer
 
 
-@wrong("the copy is reported at the next append: the data would move after the write", case="copies on write")
+@wrong("the copy is reported at the next append: the data would move after the write", case="puts the copy in place")
 @_table
 def late(base):
     class Answer(base):
@@ -215,7 +238,7 @@ def late(base):
     return Answer
 
 
-@wrong("the old block keeps its holder", case="copies on write")
+@wrong("the old block keeps its holder", case="puts the copy in place")
 @_table
 def keeps_holder(base):
     class Answer(base):
@@ -227,7 +250,7 @@ def keeps_holder(base):
     return Answer
 
 
-@wrong("the copy goes to the end of the table", case="copies on write")
+@wrong("the copy goes to the end of the table", case="puts the copy in place")
 @_table
 def at_the_end(base):
     class Answer(base):
@@ -236,6 +259,30 @@ def at_the_end(base):
             if copies:
                 self.blocks.remove(copies[0][1])
                 self.blocks.append(copies[0][1])
+            return copies
+
+    return Answer
+
+
+@wrong("the copy is a bare pair, not a list of one", case="puts the copy in place")
+@_table
+def bare_pair(base):
+    class Answer(base):
+        def append(self, n_tokens):
+            copies = super().append(n_tokens)
+            return copies[0] if copies else copies
+
+    return Answer
+
+
+@wrong("the tokens of a write that copied are not counted", case="puts the copy in place")
+@_table
+def not_counted(base):
+    class Answer(base):
+        def append(self, n_tokens):
+            before = self.num_tokens
+            copies = super().append(n_tokens)
+            self.num_tokens = before if copies else self.num_tokens
             return copies
 
     return Answer
@@ -433,6 +480,14 @@ def new_tensors(k_cache, v_cache, copies):
     for source, destination in copies:
         k_cache[destination], v_cache[destination] = k_cache[source], v_cache[source]
     return k_cache, v_cache
+
+
+@wrong("takes the copies off the caller's list", case="moves the data")
+@_copier
+def takes_off(k_cache, v_cache, copies):
+    while copies:
+        source, destination = copies.pop()
+        k_cache[destination], v_cache[destination] = k_cache[source], v_cache[source]
 
 
 @wrong("only the first copy is made", case="moves the data")

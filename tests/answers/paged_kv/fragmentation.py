@@ -112,6 +112,28 @@ def compacting(reference):
     return rebuilt(reference, first_fit=first_fit)
 
 
+@wrong("the gap behind the last region is forgotten", case="first fit, lowest slot")
+def no_gap_behind(reference):
+    def first_fit(running, size, capacity):
+        gaps = _gaps(running, capacity)
+        return next((start for start, room in gaps[: -1 if running else None] if room >= size), None)
+
+    return rebuilt(reference, first_fit=first_fit)
+
+
+@wrong("regions walked over in the order of admission", case="first fit, lowest slot")
+def unsorted_regions(reference):
+    def first_fit(running, size, capacity):
+        start = 0
+        for other in running:
+            if other.start - start >= size:
+                return start
+            start = other.start + other.size
+        return start if start + size <= capacity else None
+
+    return rebuilt(reference, first_fit=first_fit)
+
+
 @wrong("gaps are never used again", case="first fit, lowest slot")
 def bump_pointer(reference):
     def first_fit(running, size, capacity):
@@ -158,7 +180,7 @@ def paged_has_no_external(reference):
     return _counting(reference, change)
 
 
-@wrong("slots taken counted as used", case="reserves the longest length")
+@wrong("slots taken counted as used", case="each slot counted as what it is")
 def utilisation_is_allocation(reference):
     def change(slots, running, capacity):
         slots["used"] += slots["reserved"] + slots["internal"]
@@ -167,7 +189,7 @@ def utilisation_is_allocation(reference):
     return _counting(reference, change)
 
 
-@wrong("utilisation mistaken for waste", case="reserves the final length")
+@wrong("utilisation mistaken for waste", case="each slot counted as what it is")
 def inverted(reference):
     def fragmentation(trace, policy, capacity, max_len=2048):
         found = reference.fragmentation(trace, policy, capacity, max_len)
@@ -176,7 +198,7 @@ def inverted(reference):
     return fragmentation
 
 
-@wrong("reserved slots counted as internal", case="reserves the final length")
+@wrong("reserved slots counted as internal", case="each slot counted as what it is")
 def all_internal(reference):
     def change(slots, running, capacity):
         slots["internal"] += slots["reserved"]
@@ -185,7 +207,7 @@ def all_internal(reference):
     return _counting(reference, change)
 
 
-@wrong("reserved up to the final length past the slots taken", case="takes a block at a time")
+@wrong("reserved up to the final length past the slots taken", case="each slot counted as what it is")
 def reserves_the_future(reference):
     def change(slots, running, capacity):
         slots["reserved"] = sum(r.final - r.held for r in running)
@@ -239,7 +261,7 @@ def _growing(reference, evict, forget=False):
     return rebuilt(reference, grow=grow)
 
 
-@wrong("the oldest gives way", case="the newest gives its blocks back")
+@wrong("the oldest gives way", case="the last admitted gives its blocks back")
 def oldest_gives_way(reference):
     def evict(running, queue, request):
         victim = next((other for other in running if other is not request), request)
@@ -249,7 +271,7 @@ def oldest_gives_way(reference):
     return _growing(reference, evict)
 
 
-@wrong("a preempted request goes to the end of the queue", case="the newest gives its blocks back")
+@wrong("a preempted request goes to the end of the queue", case="the last admitted gives its blocks back")
 def back_of_the_queue(reference):
     def evict(running, queue, request):
         victim = running.pop()
@@ -258,7 +280,7 @@ def back_of_the_queue(reference):
     return _growing(reference, evict)
 
 
-@wrong("a preempted request loses its tokens", case="the newest gives its blocks back")
+@wrong("a preempted request loses its tokens", case="the last admitted gives its blocks back")
 def tokens_lost(reference):
     def evict(running, queue, request):
         victim = running.pop()
@@ -268,7 +290,21 @@ def tokens_lost(reference):
     return _growing(reference, evict)
 
 
-@wrong("a request without a block gives way itself", case="the newest gives its blocks back")
+@wrong("the same request grows again and again", case="takes a block at a time")
+def stuck_index(reference):
+    def grow(running, queue, policy, capacity, max_len):
+        while running:
+            running[0].advance(reference.slots_needed(running[0], policy, max_len))
+
+    return rebuilt(reference, grow=grow)
+
+
+@wrong("a dictionary instead of Shares", case="reserves the longest length")
+def dictionary(reference):
+    return lambda *arguments: vars(reference.fragmentation(*arguments))
+
+
+@wrong("a request without a block gives way itself", case="the last admitted gives its blocks back")
 def asks_and_leaves(reference):
     def evict(running, queue, request):
         running.remove(request)
@@ -277,7 +313,7 @@ def asks_and_leaves(reference):
     return _growing(reference, evict)
 
 
-@wrong("gives blocks back although one more would do", case="the newest gives its blocks back")
+@wrong("gives blocks back although one more would do", case="the last admitted gives its blocks back")
 def needless(reference):
     def grow(running, queue, policy, capacity, max_len):
         index = 0
@@ -293,7 +329,7 @@ def needless(reference):
     return rebuilt(reference, grow=grow)
 
 
-@wrong("stalls until a block is free", case="the newest gives its blocks back")
+@wrong("stalls until a block is free", case="the last admitted gives its blocks back")
 def stalls(reference):
     def grow(running, queue, policy, capacity, max_len):
         moved = False
@@ -307,7 +343,7 @@ def stalls(reference):
     return rebuilt(reference, grow=grow)
 
 
-@wrong("the pool overflows", case="the newest gives its blocks back")
+@wrong("the pool overflows", case="the last admitted gives its blocks back")
 def unlimited(reference):
     def grow(running, queue, policy, capacity, max_len):
         for request in running:
@@ -435,3 +471,21 @@ def sorted_regions(reference):
         return kinds
 
     return rebuilt(reference, first_fit=first_fit, count=count)
+
+
+@right("a walk over a copy of the running requests, and no history")
+def copied_walk(reference):
+    def grow(running, queue, policy, capacity, max_len):
+        for request in list(running):
+            while request in running:
+                more = reference.slots_needed(request, policy, max_len) - request.size
+                if more <= capacity - sum(other.size for other in running):
+                    request.advance(request.size + more)
+                    break
+                queue.appendleft(running.pop())
+
+    def fragmentation(*arguments):
+        found = rebuilt(reference, grow=grow)(*arguments)
+        return SimpleNamespace(**{name: getattr(found, name) for name in (*KINDS, "preemptions")})
+
+    return fragmentation

@@ -46,6 +46,46 @@ def peak_from_zero(reference):
     )
 
 
+@wrong("one peak for all queries and heads", case="large scores")
+def one_peak(reference):
+    def fold_block(summary, scores, v):
+        import torch
+
+        peak, total, mixed = summary
+        higher = torch.maximum(peak, scores.amax())
+        shrink, weights = torch.exp(peak - higher), torch.exp(scores - higher[..., None])
+        added = torch.einsum("hqn,nhd->hqd", weights, v)
+        return higher, total * shrink + weights.sum(-1), mixed * shrink[..., None] + added
+
+    return with_fold(reference, fold_block)
+
+
+def _scaled(reference, factor):
+    def attention(*arguments):
+        return reference.paged_attention_blockwise(*arguments[:-1], factor(arguments))
+
+    return attention
+
+
+@wrong("scale forgotten", case="scale")
+def no_scale(reference):
+    return _scaled(reference, lambda arguments: 1.0)
+
+
+@wrong("scale is always 1 / sqrt(D)", case="scale")
+def own_scale(reference):
+    return _scaled(reference, lambda arguments: arguments[0].shape[-1] ** -0.5)
+
+
+@wrong("scales the queries in place", case="leaves its arguments unchanged")
+def scales_in_place(reference):
+    def attention(q, *rest):
+        q.mul_(rest[-1])
+        return reference.paged_attention_blockwise(q, *rest[:-1], 1.0)
+
+    return attention
+
+
 def _folding(shrink_total, shrink_mixed):
     def fold_block(summary, scores, v):
         import torch
@@ -110,7 +150,7 @@ def not_divided(reference):
     return with_fold(reference, fold_block)
 
 
-@wrong("the last block is left out", case="several blocks")
+@wrong("the last block is left out", case="each query sees what it must")
 def last_block(reference):
     def attention(q, k_cache, v_cache, tables, query_lens, context_lens, scale):
         size = k_cache.shape[1]
@@ -217,6 +257,28 @@ def together(reference):
     return attention
 
 
+@right("tiles of four blocks")
+def tiles(reference):
+    def attention(q, k_cache, v_cache, block_tables, query_lens, context_lens, scale):
+        import torch
+
+        size, group, outs = k_cache.shape[1], q.shape[1] // k_cache.shape[2], []
+        for rows, table, context in zip(q.split(list(query_lens)), block_tables, context_lens, strict=True):
+            own = torch.arange(context - len(rows), context)[:, None]
+            summary = torch.full(rows.shape[:2], -torch.inf).T, torch.zeros(rows.shape[:2]).T, 0 * rows.transpose(0, 1)
+            for first in range(0, context, 4 * size):
+                blocks = table[first // size : min(first // size + 4, -(-context // size))]
+                keys = torch.arange(first, min(first + 4 * size, context))
+                k, v = (cache[blocks].flatten(0, 1)[: len(keys)] for cache in (k_cache, v_cache))
+                k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
+                scores = scale * torch.einsum("qhd,nhd->hqn", rows, k)
+                summary = reference.fold_block(summary, scores.masked_fill(keys > own, -torch.inf), v)
+            outs.append((summary[2] / summary[1][..., None]).transpose(0, 1))
+        return torch.cat(outs)
+
+    return attention
+
+
 @right("newest block first, logsumexp merging of block results")
 def merges_backwards(reference):
     def attention(q, k_cache, v_cache, block_tables, query_lens, context_lens, scale):
@@ -263,7 +325,7 @@ def _per_token(reference, ahead=0):
     return attention
 
 
-@wrong("mask off by one: a query sees the next token", case="causal, ragged and shared heads")
+@wrong("mask off by one: a query sees the next token", case="each query sees what it must")
 def sees_the_next(reference):
     return _per_token(reference, ahead=1)
 

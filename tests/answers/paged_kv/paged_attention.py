@@ -44,7 +44,7 @@ def sees_the_next(reference):
     return _with(reference, hidden=lambda masked, own, keys, context: keys > own + 1)
 
 
-@wrong("mask off by one: a query does not see itself", case="one new token")
+@wrong("mask off by one: a query does not see itself", case="causal inside a chunk")
 def blind_to_itself(reference):
     return _with(reference, hidden=lambda masked, own, keys, context: keys >= own)
 
@@ -54,7 +54,7 @@ def no_mask(reference):
     return _with(reference, hidden=lambda masked, own, keys, context: masked & False)
 
 
-@wrong("the chunk's offset is forgotten", case="one new token")
+@wrong("the chunk's offset is forgotten", case="causal inside a chunk")
 def no_offset(reference):
     return _with(reference, positions=lambda query, context: 0)
 
@@ -89,7 +89,7 @@ def _decode_sees_all(masked, own, keys, context):
     return masked if len(own) > 1 else masked & False
 
 
-@wrong("a block too many at a block boundary", case="block boundaries")
+@wrong("a block too many at a block boundary", case="finds the tokens of a context")
 def boundary_block(reference):
     return _with(
         reference,
@@ -99,7 +99,7 @@ def boundary_block(reference):
     )
 
 
-@wrong("a partly filled block is left out", case="block boundaries")
+@wrong("a partly filled block is left out", case="finds the tokens of a context")
 def full_blocks_only(reference):
     return _with(reference, blocks=lambda context, size: max(1, context // size))
 
@@ -133,7 +133,7 @@ def gathers_padding(reference):
     )
 
 
-@wrong("garbage cleaned in the cache itself", case="reads only")
+@wrong("garbage cleaned in the cache itself", case="leaves its arguments unchanged")
 def cleans_the_cache(reference):
     def paged_attention(q, k_cache, v_cache, *rest):
         k_cache.nan_to_num_(0.0), v_cache.nan_to_num_(0.0)
@@ -142,13 +142,47 @@ def cleans_the_cache(reference):
     return reference.write_kv, paged_attention
 
 
-@wrong("scales the queries in place", case="reads only")
+@wrong("scales the queries in place", case="leaves its arguments unchanged")
 def scales_in_place(reference):
     def paged_attention(q, k_cache, v_cache, block_tables, query_lens, context_lens, scale):
         q.mul_(scale)
         return reference.paged_attention(q, k_cache, v_cache, block_tables, query_lens, context_lens, 1.0)
 
     return reference.write_kv, paged_attention
+
+
+@wrong("a context length is counted up in place", case="leaves its arguments unchanged")
+def changes_a_list(reference):
+    def paged_attention(q, k_cache, v_cache, block_tables, query_lens, context_lens, scale):
+        out = reference.paged_attention(q, k_cache, v_cache, block_tables, query_lens, context_lens, scale)
+        context_lens[0] += 1
+        return out
+
+    return reference.write_kv, paged_attention
+
+
+@wrong("the block table is not used: blocks in the order of the cache", case="finds the tokens of a context")
+def ignores_the_table(reference):
+    def paged_attention(q, k_cache, v_cache, block_tables, *rest):
+        import torch
+
+        tables = torch.arange(block_tables.numel()).reshape(block_tables.shape)
+        return reference.paged_attention(q, k_cache, v_cache, tables, *rest)
+
+    return reference.write_kv, paged_attention
+
+
+@wrong("no softmax", case="softmax of the scores")
+def no_softmax(reference):
+    def paged_attention(q, *rest):
+        return reference.paged_attention(q * 0, *rest)
+
+    return reference.write_kv, paged_attention
+
+
+@wrong("a list of rows instead of a tensor", case="softmax of the scores")
+def rows(reference):
+    return reference.write_kv, lambda *arguments: list(reference.paged_attention(*arguments))
 
 
 @wrong("pads the queries of the batch", case="a mixed batch")
@@ -170,7 +204,7 @@ def one_context(reference):
     return reference.write_kv, paged_attention
 
 
-@wrong("float64 all the way", case="one new token")
+@wrong("float64 all the way", case="softmax of the scores")
 def doubles(reference):
     def paged_attention(q, k_cache, v_cache, *rest):
         return reference.paged_attention(q.double(), k_cache.double(), v_cache.double(), *rest)
@@ -188,6 +222,16 @@ def writes_padding(reference):
     def write_kv(k_cache, v_cache, k, v, slot_mapping):
         k_cache.flatten(0, 1)[slot_mapping] = k
         v_cache.flatten(0, 1)[slot_mapping] = v
+
+    return write_kv
+
+
+@wrong("zeroes the padding tokens in place", case="leaves its arguments unchanged")
+@_writing
+def zeroes_padding(reference):
+    def write_kv(k_cache, v_cache, k, v, slot_mapping):
+        reference.write_kv(k_cache, v_cache, k, v, slot_mapping)
+        k[slot_mapping < 0] = 0
 
     return write_kv
 

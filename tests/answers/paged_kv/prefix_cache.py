@@ -182,7 +182,7 @@ def _base(change):
     return lambda reference: change(reference.PrefixCache)
 
 
-@wrong("num_free leaves out cached blocks", case="revives cached blocks")
+@wrong("num_free leaves out cached blocks", case="keeps the rules of a pool")
 @_base
 def cached_not_free(base):
     class Answer(base):
@@ -246,6 +246,73 @@ def too_short(base):
     return Answer
 
 
+@wrong("looks only at the blocks that it registers", case="refuses misuse")
+@_base
+def spare_unheld(base):
+    class Answer(base):
+        def insert(self, tokens, blocks, key=None):
+            super().insert(tokens, blocks[: max(1, len(tokens) // self.block_size)], key)
+
+    return Answer
+
+
+@wrong("demands a block for the part-filled tail", case="caches full blocks only")
+@_base
+def block_for_the_tail(base):
+    class Answer(base):
+        def insert(self, tokens, blocks, key=None):
+            if len(blocks) * self.block_size < len(tokens):
+                raise ValueError
+            super().insert(tokens, blocks, key)
+
+    return Answer
+
+
+@wrong("refuses spare blocks", case="caches full blocks only")
+@_base
+def no_spare(base):
+    class Answer(base):
+        def insert(self, tokens, blocks, key=None):
+            if len(blocks) > -(-len(tokens) // self.block_size):
+                raise ValueError
+            super().insert(tokens, blocks, key)
+
+    return Answer
+
+
+@wrong("free turns the caller's list round", case="leaves its arguments unchanged")
+@_base
+def turns_round(base):
+    class Answer(base):
+        def free(self, blocks):
+            super().free(blocks)
+            blocks.reverse()
+
+    return Answer
+
+
+@wrong("match takes the last token off the caller's list", case="leaves its arguments unchanged")
+@_base
+def takes_off(base):
+    class Answer(base):
+        def match(self, tokens, key=None):
+            last = tokens.pop() if tokens else 0
+            return super().match([*tokens, last], key)
+
+    return Answer
+
+
+@wrong("insert cuts the caller's list of tokens to full blocks", case="leaves its arguments unchanged")
+@_base
+def cuts_tokens(base):
+    class Answer(base):
+        def insert(self, tokens, blocks, key=None):
+            super().insert(tokens, blocks, key)
+            del tokens[len(tokens) // self.block_size * self.block_size :]
+
+    return Answer
+
+
 @wrong("a free uncached block can be shared", case="refuses misuse")
 @_base
 def share_free(base):
@@ -271,7 +338,7 @@ def never(base):
     return Answer
 
 
-@wrong("cached only while somebody holds it", case="finds cached prefixes")
+@wrong("cached only while somebody holds it", case="revives cached blocks")
 @_base
 def while_held(base):
     class Answer(base):
@@ -323,7 +390,7 @@ def insert_holds(base):
     return Answer
 
 
-@wrong("a hit goes on behind a block that is gone", case="finds cached prefixes")
+@wrong("a hit goes on behind a block that is gone", case="forgets what it hands out")
 @_base
 def goes_on(base):
     class Answer(base):
@@ -697,7 +764,7 @@ def referenced(base):
     return Answer
 
 
-@wrong("failed admission changes reference counts", case="failed admission changes nothing")
+@wrong("an allocation that fails takes the last hit once more", case="a failed allocation changes nothing")
 @_base
 def touched(base):
     class Answer(base):
@@ -715,7 +782,7 @@ def touched(base):
     return Answer
 
 
-@wrong("an allocation that fails evicts first", case="failed admission changes nothing")
+@wrong("an allocation that fails evicts first", case="a failed allocation changes nothing")
 @_base
 def evicts_first(base):
     class Answer(base):
@@ -728,7 +795,7 @@ def evicts_first(base):
     return Answer
 
 
-@wrong("an allocation that fails frees the last hit itself", case="failed admission changes nothing")
+@wrong("an allocation that fails frees the last hit itself", case="a failed allocation changes nothing")
 @_base
 def frees_hit(base):
     class Answer(base):

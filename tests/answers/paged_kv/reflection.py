@@ -5,73 +5,63 @@ import numpy as np
 from servelab.answers import right, wrong
 
 
-def _but(reference, **changes):
-    return lambda: {**reference.reflection(), **changes}
-
-
-@wrong("half a block", case="mean waste of a sequence")
+@wrong("half a block", case="mean empty slots")
 def half_a_block(reference):
-    return _but(reference, mean_waste_tokens=8)
+    return reference.answers | {"mean empty slots": 12}
 
 
-@wrong("the most instead of the mean", case="mean waste of a sequence")
+@wrong("the most instead of the mean", case="mean empty slots")
 def the_most(reference):
-    return _but(reference, mean_waste_tokens=15)
+    return reference.answers | {"mean empty slots": 23}
 
 
 @wrong("utilisation mistaken for waste", case="what 20.4 % is")
 def waste(reference):
-    return _but(reference, what_20_4_percent_is="waste")
+    return reference.answers | {"what 20.4 % is": "internal"}
 
 
 @wrong("a fraction of a region", case="regions that fit")
 def fraction(reference):
-    return _but(reference, regions_that_fit=7.68)
+    return reference.answers | {"regions that fit": 15.36}
 
 
-@wrong("rounded up", case="regions that fit")
-def rounded_up(reference):
-    return _but(reference, regions_that_fit=8)
+@wrong("the regions of the text", case="regions that fit")
+def of_the_text(reference):
+    return reference.answers | {"regions that fit": 7}
 
 
 @wrong("continuous batching needs paging", case="batching without paging")
 def needs_paging(reference):
-    return _but(reference, orca_without_paging="a")
+    return reference.answers | {"batching without paging": "a"}
 
 
-@wrong("nothing is recomputed", case="a fully cached prompt")
+@wrong("nothing is computed again", case="recomputed block")
 def nothing(reference):
-    return _but(reference, recomputed_block=None)
+    return reference.answers | {"recomputed block": None}
 
 
-@wrong("counted from one", case="a fully cached prompt")
+@wrong("counted from one", case="recomputed block")
 def from_one(reference):
-    return _but(reference, recomputed_block=4)
+    return reference.answers | {"recomputed block": 3}
 
 
-@wrong("the softmax leaks", case="why V is masked too")
+@wrong("the softmax leaks", case="why values are masked")
 def softmax_leaks(reference):
-    return _but(reference, why_mask_values="a")
+    return reference.answers | {"why values are masked": "a"}
 
 
 @wrong("every letter at once", case="batching without paging")
 def every_letter(reference):
-    return _but(reference, orca_without_paging="abc", why_mask_values="abc")
+    return reference.answers | {"batching without paging": "abc", "why values are masked": "abc"}
 
 
-@wrong("left empty", case="what 20.4 % is")
-def empty(reference):
-    return lambda: {}
-
-
-@right("capitals, spaces and numpy numbers")
+@right("capitals, brackets, spaces and numpy numbers")
 def other_types(reference):
-    found = reference.reflection()
-    words = {key: f" {value.upper()} " for key, value in found.items() if isinstance(value, str)}
-    numbers = {key: np.float64(value) for key, value in found.items() if not isinstance(value, str)}
-    return lambda: {**words, **numbers}
+    letters = {key: f" ({value.upper()}) " for key, value in reference.answers.items() if isinstance(value, str)}
+    numbers = {key: np.float64(value) for key, value in reference.answers.items() if not isinstance(value, str)}
+    return {**letters, **numbers}
 
 
-@right("another key beside them")
-def another_key(reference):
-    return _but(reference, notes="see above", regions_that_fit=7.0)
+@right("numbers as text, and another key beside them")
+def as_text(reference):
+    return reference.answers | {"notes": "see above", "regions that fit": "15", "mean empty slots": "11.5"}

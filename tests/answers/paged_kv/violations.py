@@ -146,6 +146,30 @@ def range_ignored(reference):
     return lambda s: [line for line in reference.violations(s) if "does not exist" not in line]
 
 
+@wrong("sorts the free list", case="leaves its arguments unchanged")
+def sorts(reference):
+    def violations(s):
+        s["free"].sort()
+        return reference.violations(s)
+
+    return violations
+
+
+@wrong("empties the counts", case="leaves its arguments unchanged")
+def empties(reference):
+    def violations(s):
+        found = reference.violations(s)
+        s["refs"].clear()
+        return found
+
+    return violations
+
+
+@wrong("a generator of lines", case="leaked block")
+def generator(reference):
+    return lambda s: (line for line in reference.violations(s))
+
+
 @right("one assertion after another")
 def assertions(reference):
     def violations(snapshot):
