@@ -127,6 +127,8 @@ class SandboxedExecute(Execute):
             raise Killer(f"sent what cannot be read ({type(error).__name__})") from error
         if self.asked_exit:
             raise Killer("called exit()")
+        if any(output.get("ename") == "MemoryError" for output in self.nb.cells[index].outputs):
+            raise Killer("ran out of memory")  # which it may still hold: what comes after must not pay for it
 
     def _cause_of_death(self) -> str:
         breach = self.km.box.breach if self.km and self.km.provisioner else ""

@@ -941,8 +941,8 @@ print("\n".join(describe(frame) for frame in film.frames))
 # - **free**: slots that nobody has taken and nobody waits for.
 #
 # Reserved slots are used in the end. Until then no other request can have them. External is wider here than gaps that
-# are too small: where 32 slots are needed and 16 are left, all 16 count, whether they lie together or not. The paper's
-# "external fragmentation and other" is as wide.
+# are too small: where 32 slots are needed and 16 are left, all 16 count. We count such a shortage too, like the paper's
+# "external fragmentation & others".
 
 # %% [markdown]
 # ### Four policies
@@ -993,7 +993,7 @@ print("\n".join(describe(frame) for frame in film.frames))
 #
 # Iteration `i` (from 0) takes place at `i * ITERATION` seconds. In every iteration, in this order:
 #
-# 1. **grow**: each running request gets one token, the oldest first;
+# 1. **grow**: each running request gets one token, in the order of admission;
 # 2. **admit**: requests that have arrived leave the queue while the head fits. The head is never overtaken. An admitted
 #    request gets all of its prompt and its first token;
 # 3. **count**: every slot of the pool is of one kind;

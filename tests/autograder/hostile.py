@@ -212,6 +212,7 @@ SUBMISSIONS = [
         incident="more than 24 processes",
     ),
     killer("a08-memory", "def double(n):\n    return 2 * n + 0 * len(bytearray(8 << 30))"),
+    killer("a08-memory-in-the-cell", "kept = bytearray(8 << 30)", incident="ran out of memory"),
     killer(
         "a08-memory-watched",
         "import time\ndef double(n):\n    waste = b'x' * (1200 << 20)\n    time.sleep(5)\n    return 2 * n",
