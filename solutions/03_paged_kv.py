@@ -778,7 +778,8 @@ class PrefixCache:
             raise ValueError(f"{n} blocks asked for")
         if n > self.num_free:
             raise OutOfBlocks(f"{n} blocks asked for, {self.num_free} free")
-        taken = [self._uncached.pop() if self._uncached else self._evict() for _ in range(n)]
+        taken = [self._uncached.pop() for _ in range(min(n, len(self._uncached)))]
+        taken += [self._evict() for _ in range(n - len(taken))]
         for block in taken:
             self._holders[block] = 1
         return taken
@@ -830,7 +831,7 @@ class PrefixCache:
         return block
 
     def _is_held(self, block: int) -> bool:
-        return self.ref_count(block) > 0
+        return 0 <= block < self.num_blocks and self._holders[block] > 0
 
     def _has_contents(self, block: int) -> bool:
         return self._is_held(block) or block in self._cached

@@ -27,8 +27,22 @@ COLOURS = {
     "free": "#FFFFFF",
     "cached": "#B5DDCB",
     "shared": "#00382A",
+    # what a cell of a static batch's rectangle is
+    "useful": "#117733",
+    "padding": "#DDCC77",
+    "held": "#CC6677",
+    "empty": "#F2F2F2",
 }
-HATCHES = {"internal": "...", "external": "xx", "reserved": "//", "cached": "///", "preempted": "\\\\", "idle": ".."}
+HATCHES = {
+    "internal": "...",
+    "external": "xx",
+    "reserved": "//",
+    "cached": "///",
+    "preempted": "\\\\",
+    "idle": "..",
+    "padding": "...",
+    "held": "xx",
+}
 SEQUENCES = ("#77AADD", "#EE8866", "#EEDD88", "#FFAABB", "#99DDFF", "#BBCC33")  # light: text goes on top
 INK = "#222222"
 RC: dict[Any, Any] = {

@@ -19,6 +19,7 @@ SIDE_BY_SIDE = {
     "steps": ["prefill", "decode", "idle", "preempted", "communication"],
     "slots": ["used", "reserved", "internal", "external", "free"],
     "blocks": ["free", "cached", "used", "shared"],
+    "cells": ["useful", "padding", "held", "empty"],
 }
 
 

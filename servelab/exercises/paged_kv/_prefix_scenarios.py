@@ -48,7 +48,12 @@ DIRECTED: tuple[tuple[str, int, int, list[list]], ...] = (
         [allocate("a", 2), ["share", ["a"]], ["free", ["a"]], allocate("b", 2), ["free", ["a"]], allocate("b", 3)],
     ),
     ("keeps the rules of a pool", 2, 2, [*cached("a", ONE, 2), finish("a"), allocate("b", 2)]),
-    ("refuses misuse", 2, 2, [allocate("a", -1), ["ref_count", -1], ["ref_count", 2], ["free", [0]], ["share", [1]]]),
+    (
+        "refuses misuse",
+        2,
+        2,
+        [allocate("a", -1), ["ref_count", -1], ["ref_count", 2], ["ref_count", 9], ["free", [0]], ["share", [1]]],
+    ),
     (
         "refuses misuse",
         2,

@@ -71,7 +71,11 @@ DIRECTED: tuple[tuple[str, int, list[list]], ...] = (
         2,
         [["allocate", 2], ["free", [-1]], ["share", [-2]], ["free", [2]], ["share", [[0, 0], 7]], ["ref_count", -1]],
     ),
-    ("refuses misuse", 2, [["ref_count", 2], ["ref_count", 1], ["allocate", -1], ["allocate", 1], ["allocate", -2]]),
+    (
+        "refuses misuse",
+        2,
+        [["ref_count", 2], ["ref_count", 9], ["ref_count", 1], ["allocate", -1], ["allocate", 1], ["allocate", -2]],
+    ),
 )
 
 

@@ -1,0 +1,1 @@
+"""Unit 02, static batching."""

@@ -1,0 +1,49 @@
+"""Check of `fcfs_steps`: a slot that becomes free goes to the next request of the queue at once."""
+
+from random import Random
+
+from servelab.exercise import CaseSpec
+from servelab.exercises.static_batching import _lengths as lengths
+
+ANSWERS = ("fcfs_steps",)
+ENOUGH, WHOLE = "a slot for everyone", "a request stays in its slot"
+HANDED, ORDER = "a freed slot is taken at once", "first come, first served"
+CASES = (
+    CaseSpec(ENOUGH, 1),
+    CaseSpec(WHOLE, 1, 2),
+    CaseSpec(HANDED, 2, 3),
+    CaseSpec(ORDER, 2, 3),
+    CaseSpec(lengths.KEPT, 2),
+)
+DIRECTED: tuple[tuple[str, int, list[int]], ...] = (
+    (ENOUGH, 1, [1]),
+    (ENOUGH, 4, [2, 7, 1]),
+    (WHOLE, 2, [3, 3, 3]),
+    (WHOLE, 3, [4, 4, 4, 4]),
+    (HANDED, 1, [2, 3]),
+    (HANDED, 2, [4, 1, 3]),
+    (HANDED, 2, [1, 5, 2, 2]),
+    (HANDED, 3, [6, 1, 4, 1, 1, 3]),
+    (ORDER, 2, [1, 1, 4]),
+    (ORDER, 2, [4, 1, 2, 5]),
+    (ORDER, 3, [1, 2, 3, 9]),
+    (ENOUGH, 9, lengths.Q1),
+    (HANDED, 9, [2000] + [20] * 800),
+    (WHOLE, 9, [100] * 90),
+    (ORDER, 9, lengths.Q1 * 10),
+)
+
+
+def challenges(rng: Random) -> list[dict]:
+    """Directed queues, then random ones."""
+    directed = [lengths.challenge(*parts) for parts in DIRECTED]
+    sizes = ((HANDED, 4, 18), (ORDER, 5, 31), (ORDER, 7, 80))
+    return [*directed, *(lengths.drawn(rng, case, slots, n, 90) for case, slots, n in sizes)]
+
+
+drive, judge = lengths.drive, lengths.judge
+
+
+def show(challenge: dict) -> str:
+    """The call, as Python to paste."""
+    return f"fcfs_steps({challenge['lengths']}, slots={challenge['slots']})"

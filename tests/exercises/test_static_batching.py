@@ -1,0 +1,164 @@
+"""What the text of the static batching unit claims about its reference, figure by figure."""
+
+from random import Random
+
+import pytest
+
+from servelab import exercise
+from servelab.batching import Batch, Request, Slot, require_lengths, to_steps
+from servelab.reference import static_batching as reference
+from servelab.traces import read_azure_csv, read_trace
+
+Q1 = [2000] + [20] * 8
+CELLS = ("useful", "padding", "held", "empty")
+STEP_S = 0.05
+
+
+def at_once(lengths, slots):
+    return reference.static_schedule([Request(0, 0, n) for n in lengths], slots)
+
+
+def static_steps(lengths, slots):
+    return at_once(lengths, slots)[-1].finish
+
+
+def test_the_worked_example():
+    a, b, c, d, e = (Request(*row) for row in ((0, 2, 2), (0, 4, 5), (1, 3, 3), (7, 1, 1), (9, 2, 3)))
+    schedule = reference.static_schedule([a, b, c, d, e], 2)
+    assert [(batch.start, batch.finish) for batch in schedule] == [(0, 5), (7, 10), (10, 13)]
+    assert list(schedule[0].slots) == [Slot(a, 2, 4, 3), Slot(b, 0, 9, 0)]
+    assert list(schedule[1].slots) == [Slot(c, 0, 6, 0), Slot(d, 2, 2, 2)]
+    assert list(schedule[2].slots) == [Slot(e, 0, 5, 0), Slot(None, empty=5)]
+    counts = {"useful": 26, "padding": 4, "held": 5, "empty": 5, "locked_out": 5, "forming": 2}
+    assert reference.waste(schedule) == counts
+
+
+def test_one_long_answer_beside_eight_short_ones():
+    found = reference.waste(at_once(Q1, 9))
+    assert (found["useful"], found["held"]) == (2160, 15_840)
+    assert found["useful"] / sum(found[kind] for kind in CELLS) == pytest.approx(0.12)
+
+
+def test_padding_of_four_prompts():
+    schedule = reference.static_schedule([Request(0, n, 1) for n in (64, 128, 512, 2048)], 4)
+    padding = reference.waste(schedule)["padding"]
+    assert (padding, 4 * schedule[0].prompt_columns) == (5440, 8192)
+    assert round(padding / 8192, 3) == 0.664
+
+
+@pytest.mark.parametrize(
+    ("lengths", "slots", "static", "bound", "fcfs"),
+    [
+        ([3, 3, 3], 2, 6, 5, 6),
+        ([4, 1, 2, 5], 2, 9, 6, 8),
+        ([7, 1, 1, 1, 1, 1, 8], 4, 15, 8, 9),
+        (Q1, 9, 2000, 2000, 2000),
+        (Q1 * 10, 9, 20_000, 2400, 4060),
+        ([100] * 90, 9, 1000, 1000, 1000),
+        ([2000] + [20] * 800, 9, 3760, 2000, 2000),
+        ([20] * 800 + [2000], 9, 3760, 2000, 3760),
+    ],
+)
+def test_steps(lengths, slots, static, bound, fcfs):
+    assert static_steps(lengths, slots) == static
+    assert reference.continuous_bound(lengths, slots) == bound
+    assert reference.fcfs_steps(lengths, slots) == fcfs
+
+
+def test_ten_batches_leave_a_tail_and_nine_do_not():
+    assert sum(Q1 * 10) / (9 * 4060) == pytest.approx(0.591, abs=5e-4)
+    gain = [static_steps(Q1 * n, 9) / reference.fcfs_steps(Q1 * n, 9) for n in (9, 10)]
+    assert gain[0] > gain[1] == pytest.approx(4.926, abs=5e-4)
+    most = ([2000] + [1] * 8) * 9
+    assert static_steps(most, 9) / reference.fcfs_steps(most, 9) == pytest.approx(8.90, abs=5e-3)
+
+
+def test_fcfs_lies_between_the_bound_and_static_batches_and_gains_at_most_the_number_of_slots():
+    rng = Random(5)
+    for _ in range(300):
+        slots = rng.randint(1, 6)
+        lengths = [rng.randint(1, rng.choice((3, 30))) for _ in range(rng.randint(1, 30))]
+        static, fcfs = static_steps(lengths, slots), reference.fcfs_steps(lengths, slots)
+        assert reference.continuous_bound(lengths, slots) <= fcfs <= static <= slots * fcfs
+
+
+def test_cells_fill_the_rectangles_and_queueing_is_the_time_from_arrival_to_start():
+    rng = Random(6)
+    for _ in range(100):
+        slots = rng.randint(1, 6)
+        requests = [Request(rng.randint(0, 60), rng.randint(0, 9), rng.randint(1, 9)) for _ in range(30)]
+        schedule = reference.static_schedule(requests, slots)
+        found = reference.waste(schedule)
+        assert sum(found[kind] for kind in CELLS) == sum(slots * batch.columns for batch in schedule)
+        assert all(slot.cells == batch.columns for batch in schedule for slot in batch.slots)
+        waits = [batch.start - s.request.arrival for batch in schedule for s in batch.slots if s.request]
+        assert len(waits) == 30 and min(waits) >= 0
+        assert found["locked_out"] + found["forming"] == sum(waits)
+
+
+def test_the_chat_trace_is_as_the_text_says():
+    trace = to_steps(read_trace("conv", max_requests=512), STEP_S)
+    tokens = sum(request.output for request in trace)
+    assert 6.5 < sum(request.prompt for request in trace) / tokens < 7.5
+    used, wait, found = {}, {}, {}
+    for size in (1, 8, 128, 256):
+        schedule = reference.static_schedule(trace, size)
+        found[size] = reference.waste(schedule)
+        used[size] = tokens / (size * sum(batch.steps for batch in schedule))
+        wait[size] = (found[size]["locked_out"] + found[size]["forming"]) / 512 * STEP_S
+    assert [round(used[size], 3) for size in (1, 8, 256)] == [1, 0.408, 0.237]
+    assert [round(wait[size]) for size in (8, 128, 256)] == [672, 27, 30]
+    assert found[256]["forming"] > found[256]["locked_out"] > 0
+    assert found[8]["padding"] > found[8]["useful"] > found[8]["held"] > 0
+
+
+def test_a_file_in_the_azure_format(tmp_path):
+    rows = ["2023-11-16 18:00:00.00,100,3", "2023-11-16 18:00:00.12,40,5", "bad row", "2023-11-16 18:00:01.00,9,1"]
+    path = tmp_path / "mine.csv"
+    path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]), encoding="utf-8")
+    trace = read_azure_csv(path)
+    requests = to_steps(trace, STEP_S)
+    assert requests == [Request(0, 100, 3), Request(3, 40, 5), Request(20, 9, 1)] and trace.num_skipped == 1
+    assert [(batch.start, batch.finish) for batch in reference.static_schedule(requests, 2)] == [(3, 8), (20, 21)]
+
+
+def test_the_answer_about_forming():
+    schedule = reference.static_schedule([Request(10 * i, 500, 50) for i in range(64)], 16)
+    found = reference.waste(schedule)
+    assert found["padding"] == found["held"] == 0 < found["locked_out"] < found["forming"]
+
+
+def test_misuse():
+    for row in ((-1, 1, 1), (0, -1, 1), (0, 1, 0)):
+        with pytest.raises(ValueError, match="expected arrival"):
+            Request(*row)
+    with pytest.raises(ValueError, match="more than 0 seconds"):
+        to_steps([], 0)
+    for lengths, slots in (([], 1), ([1, 0], 1), ([1], 0)):
+        with pytest.raises(ValueError, match="expected lengths"):
+            require_lengths(lengths, slots)
+    assert Batch(0, 3, []).columns == 0
+
+
+def first_failure(name, answer):
+    subject = exercise.find(f"static_batching.{name}")
+    probes = exercise.make_probes(subject, Random(exercise.PUBLIC_SEED), (getattr(reference, name),))
+    recorded = [exercise.record(subject, probe.challenge, (answer,)) for probe in probes]
+    return exercise.judge(subject, probes, recorded).first_failure
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "text"),
+    [
+        ("static_schedule", lambda requests, batch_size: None, "expected a list of Batch, got None"),
+        ("static_schedule", lambda requests, batch_size: [(0, 1)], "expected a list of Batch"),
+        ("static_schedule", lambda requests, batch_size: [], "Request(0, 3, 1): in no batch"),
+        ("static_schedule", lambda requests, batch_size: [Batch(0, 1, [])], "batch 0 has no request"),
+        ("waste", lambda schedule: None, "expected a dict with the keys useful"),
+        ("waste", lambda schedule: {"useful": 0}, "expected 5, got 0"),
+        ("fcfs_steps", lambda lengths, slots: None, "expected 1, got None"),
+        ("continuous_bound", lambda lengths, slots: "1", "expected 1, got '1'"),
+    ],
+)
+def test_messages(name, answer, text):
+    assert text in first_failure(name, answer).message
