@@ -43,11 +43,16 @@ class CaseSpec:
 
 @dataclass(frozen=True)
 class Case:
-    """A case as one judged challenge left it. ``message`` says what was expected, what came, and at which step."""
+    """A case as one judged challenge left it.
+
+    ``message`` says what was expected, what came, and at which step; ``hint`` is the one to open, where this failure
+    tells more than the case's own.
+    """
 
     name: str
     passed: bool
     message: str = ""
+    hint: int | None = None
 
 
 @dataclass(frozen=True)
@@ -74,10 +79,16 @@ class CaseVerdict:
     covered: int
     message: str = ""
     failed_on: int | None = None
+    failure_hint: int | None = None
 
     @property
     def passed(self) -> bool:
         return self.covered > 0 and self.failed_on is None
+
+    @property
+    def hint(self) -> int:
+        """The hint to open when it failed."""
+        return self.spec.hint if self.failure_hint is None else self.failure_hint
 
 
 @dataclass(frozen=True)
@@ -240,7 +251,7 @@ def judge(exercise: Exercise, probes: list[Probe], recorded: Any) -> Verdict:
     """Judge the recorded outcomes of all probes, in order. Whatever is missing or malformed fails; nothing raises."""
     outcomes = recorded if isinstance(recorded, list) and len(recorded) == len(probes) else [None] * len(probes)
     covered = dict.fromkeys((spec.name for spec in exercise.cases), 0)
-    failures: dict[str, tuple[int | None, str]] = {}
+    failures: dict[str, tuple[int, Case]] = {}
     for index, (probe, outcome) in enumerate(zip(probes, outcomes, strict=True)):
         found: dict[str, Case] = {}
         for case in _judge_one(exercise, probe, outcome):
@@ -250,12 +261,14 @@ def judge(exercise: Exercise, probes: list[Probe], recorded: Any) -> Verdict:
             covered[name] += 1
             case = found.get(name) or Case(name, False, "the run ended before this could be judged")
             if not case.passed:
-                failures.setdefault(name, (index, case.message))
-    none: tuple[int | None, str] = (None, "")
+                failures.setdefault(name, (index, case))
     cases = []
     for spec in exercise.cases:
-        failed_on, message = failures.get(spec.name, none)
-        cases.append(CaseVerdict(spec, covered[spec.name], message, failed_on))
+        if spec.name in failures:
+            failed_on, failure = failures[spec.name]
+            cases.append(CaseVerdict(spec, covered[spec.name], failure.message, failed_on, failure.hint))
+        else:
+            cases.append(CaseVerdict(spec, covered[spec.name]))
     return Verdict(exercise.name, tuple(cases))
 
 

@@ -38,7 +38,7 @@ class Shown:
         case = self.verdict.first_failure
         if not case or not self.probes or "your code raised" in case.message or "not written yet" in case.message:
             return ""
-        return f"Hint {case.spec.hint} of this exercise is about this."
+        return f"Hint {case.hint} of this exercise is about this."
 
     @property
     def failing_input_title(self) -> str:

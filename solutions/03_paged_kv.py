@@ -117,8 +117,9 @@ from servelab.kv import OutOfBlocks
 # <details><summary>Hint 2: all or nothing</summary>
 #
 # Look for everything that could be wrong first. Change state only after that. `share` and `free` refuse the same
-# things, so one private method can look for them. In Python a negative index counts from the end of a list: block -1
-# does not exist, but your list will not say so. Go through the list that you are given, and take nothing out of it.
+# things, so one private method can look for them: at all blocks of the list, since the bad one may be the first, the
+# last, or in between. In Python a negative index counts from the end of a list: block -1 does not exist, but your list
+# will not say so. Go through the list that you are given, and take nothing out of it.
 #
 # </details>
 # <details><summary>Hint 3: nearly code</summary>
@@ -449,14 +450,15 @@ check("paged_kv.block_table", BlockTable)
 # %% [markdown]
 # <details><summary>Hint 1: fork</summary>
 #
-# Make a new table of the same class over the same pool, and give it a list of its own with the same ids. Tell the pool
-# that each block has one more holder; then `release` works for both tables as it is.
+# Make a new `ForkableTable` over the same pool, and give it a list of its own with the same ids. Tell the pool that
+# each block has one more holder; then `release` works for both tables as it is.
 #
 # </details>
 # <details><summary>Hint 2: when to copy</summary>
 #
 # Three questions: are there tokens to write, does the last block have room (what is `num_tokens` modulo the block size
 # then?), and does the pool count more than one holder of it? If one answer is no, the inherited `append` does the rest.
+# A negative number of tokens is a no to the first question: the inherited `append` refuses it.
 #
 # </details>
 # <details><summary>Hint 3: the copy, nearly code</summary>
@@ -464,7 +466,8 @@ check("paged_kv.block_table", BlockTable)
 # Take the copy's block and the missing blocks in one allocation, before anything else changes. Then put the first of
 # them in the place of the old last block, the others behind it, and let go of the old block. Raise `num_tokens` here,
 # too: the inherited `append` is not called in this case. Return a list with one pair, the old block first. For the data:
-# assign the whole block, in the cache of the keys and in the cache of the values.
+# assign the whole block, in the cache of the keys and in the cache of the values; go through `copies` and take nothing
+# out of it.
 #
 # </details>
 
@@ -478,7 +481,7 @@ class ForkableTable(BlockTable):
     """A block table that can share its blocks with a fork and copies them on write."""
 
     def fork(self) -> "ForkableTable":
-        """A table of the same class with the same tokens in the same blocks, each with one more holder."""
+        """A new table with the same tokens in the same blocks, each with one more holder."""
         ### BEGIN SOLUTION
         self.pool.share(self.blocks)
         child = type(self)(self.pool)
@@ -668,16 +671,18 @@ print("SHA-256:", *(hashlib.sha256(repr(block).encode()).hexdigest()[:12] for bl
 # <details><summary>Hint 1: where each block is</summary>
 #
 # Every block is in one of three places: held (its count is above zero), free and uncached, free and cached. The uncached
-# ones can be a stack, as before. `num_free` adds up the last two. Check what a call names, and whether there is enough,
-# before changing anything. The lists of tokens and blocks are the caller's: to go through one backwards, use `reversed`.
+# ones can be a stack, as before. `num_free` adds up the last two. Check all that a call names, and whether there is
+# enough, before changing anything: the bad block may be the first, the last, or in between. The lists of tokens and
+# blocks are the caller's: to go through one backwards, use `reversed`.
 #
 # </details>
 # <details><summary>Hint 2: finding blocks</summary>
 #
 # Write a function that gives the chained hashes of the full blocks of some tokens. Both calls use it; `match` uses it on
 # all tokens but the last. Then two dictionaries: from a hash to the block, or blocks, that hold it, and from a block to
-# its hash. Whatever goes into a hash must be unambiguous: the tokens 1, 23 are not 12, 3, and the key `None` is not the
-# text "None".
+# its hash. Whatever goes into a hash must be unambiguous: the tokens 1, 23 are not 12, 3, the key `None` is neither the
+# text "None" nor the empty text, and parent, tokens and key must not run into each other: 1, 2 with the key "34" is not
+# 1, 23 with the key "4". Numbers must go in whole: a token id may need 63 bits.
 #
 # </details>
 # <details><summary>Hint 3: nearly code, with the order of eviction</summary>
@@ -708,7 +713,7 @@ class PrefixCache:
     Notes
     -----
     Each call costs O(1) for each block named, found or evicted, and happens as a whole or changes nothing. No call
-    changes its arguments.
+    changes its arguments. Token ids are integers from 0 to ``2**63 - 1``; a key may be any text, also the empty one.
     """
 
     def __init__(self, num_blocks: int, block_size: int):
@@ -1556,7 +1561,8 @@ check("paged_kv.paged_attention", write_kv, paged_attention)
 #
 # Write `fold_block`, which brings one block into the summary, `attend_blocks`, which visits the blocks of one request,
 # and `paged_attention_blockwise`, with the arguments and the result of `paged_attention`; only the last is checked.
-# Build them from torch operations.
+# Build them from torch operations. The try-it cell compares with your `paged_attention`: finish exercise 6 and run its
+# try-it cell first.
 #
 # **Memory.** The check records the largest tensor that your code makes. None may have more than
 # `4 * block_size * Hq * D` elements for each query token of the batch: the keys of four blocks, heads repeated. A gathered
@@ -1580,8 +1586,8 @@ check("paged_kv.paged_attention", write_kv, paged_attention)
 #
 # The last block may be partly filled, and it counts too: cut keys and values to its tokens. In a prefill chunk, hide key
 # positions beyond the query's own, as before; a later block can be hidden from a query as a whole, and then leaves its
-# summary as it was. Scores are multiplied by `scale`, as in exercise 6. Repeat heads and build the mask inside the
-# loop, for one block, and leave the arguments as they are.
+# summary as it was. Scores are multiplied by `scale`, as in exercise 6. Repeat heads inside the loop, for one
+# block; a mask is best built there too, though one for a whole context is small enough. Leave the arguments as they are.
 #
 # </details>
 

@@ -99,3 +99,46 @@ def test_a_listing_of_tables_can_be_pasted():
     scope = {"ForkableTable": reference.ForkableTable}
     exec(subject.show(challenge), scope)
     assert scope["t1"].blocks == scope["t0"].blocks
+
+
+def failures(name, *answers):
+    """The messages of all failed cases."""
+    subject = exercise.find(f"paged_kv.{name}")
+    right = tuple(getattr(reference, answer) for answer in subject.answers)
+    probes = exercise.make_probes(subject, Random(exercise.PUBLIC_SEED), right)
+    recorded = [exercise.record(subject, probe.challenge, answers) for probe in probes]
+    return {case.spec.name: case.message for case in exercise.judge(subject, probes, recorded).cases if case.message}
+
+
+def test_a_hit_that_raises_says_what_was_expected():
+    class Answer(reference.PrefixCache):
+        def match(self, tokens, key=None):
+            if len(tokens) > 1:
+                raise KeyError(7)
+            return [], 0
+
+    case, _ = first_failure("prefix_cache", Answer)
+    assert "expected a hit of 0 blocks, but your code raised KeyError: 7" in case.message
+
+
+def test_a_wrong_fork_is_not_a_second_fault_of_the_copy():
+    class Answer(reference.ForkableTable):
+        def fork(self):
+            child = super().fork()
+            child.num_tokens = 0
+            return child
+
+    found = failures("fork", Answer, reference.copy_blocks)
+    assert "num_tokens" in found["forks share"]
+    assert found["puts the copy in place"] == "not reached: no copy was made"
+
+
+def test_copies_that_should_not_have_been_made_are_shown_as_pairs():
+    class Answer(reference.ForkableTable):
+        def append(self, n_tokens):
+            return super().append(n_tokens) if n_tokens >= 0 else super().append(1)
+
+    assert (
+        "expected ValueError, but it returned [(3, 1)]"
+        in failures("fork", Answer, reference.copy_blocks)["copies only when needed"]
+    )

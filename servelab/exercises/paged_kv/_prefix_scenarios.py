@@ -1,6 +1,6 @@
 """What happens to prefix caches: the directed runs of the exercise `prefix_cache`, which explains their operations."""
 
-from servelab.exercises.paged_kv._steps import UNCHANGED
+from servelab.exercises.paged_kv._steps import UNCHANGED, with_one_bad
 
 # Token ids of a 128k vocabulary; Python's hash() of the two tuples is the same number (64-bit CPython 3.8 to 3.13).
 COLLIDING = [40007, 55817, 101852, 101088], [113913, 38631, 124316, 1000]
@@ -32,6 +32,49 @@ def cached(holder: str, tokens: list[int], size: int, key: str | None = None) ->
 
 
 ONE, TWO, THREE = [1, 2], [1, 2, 3, 4], [1, 2, 3, 4, 5, 6]
+
+GOOD = [["a", 0], ["a", 1]]
+BAD = (["a", 2], 5, -1, ["a", 0], ["a", 1])  # a free block, ids that do not exist, and good ones named twice
+
+
+def one_bad_name(call: str, bad: list | int) -> list[list]:
+    """A call with two good names and a bad one in each place; ``z`` is free and cached."""
+    setup = [*cached("z", [8, 9], 2), allocate("a", 3), ["free", ["z"]], ["free", [["a", 2]]]]
+    return [*setup, ["share", GOOD], *([call, names] for names in with_one_bad(GOOD, bad))]
+
+
+def no_revival(bad: list | int, then: list[list]) -> list[list]:
+    """A ``share`` that is refused leaves cached blocks free, and their order of eviction as it was."""
+    setup = [*cached("y", [6, 7], 2), *cached("z", [8, 9], 2), allocate("a", 3), ["free", ["y"]], ["free", ["z"]]]
+    refused = [["share", names] for names in with_one_bad([["y", 0], ["a", 0]], bad)]
+    return [*setup, ["free", [["a", 2]]], *refused, *then]
+
+
+def one_bad_block(names: list) -> list[list]:
+    """An ``insert`` that is refused registers none of its blocks; later ones show what it left behind."""
+    rest = [step for n in (1, 2) for step in (insert(TWO[: 2 * n], GOOD[:n]), match("c", [*THREE, 7]))]
+    setup = [*cached("z", [8, 9], 2), allocate("a", 3), ["free", ["z"]], ["free", [["a", 2]]]]
+    return [*setup, insert(THREE, names), match("b", [*THREE, 7]), *rest]
+
+
+def under_another_key(stored: str | None, asked: tuple[str | None, ...]) -> list[list]:
+    """Cached under one key, asked for under others, then under its own."""
+    return [*cached("a", ONE, 2, stored), *(match("b", [1, 2, 3], key) for key in asked), match("c", [1, 2, 3], stored)]
+
+
+KEYS = (None, "", "None", "0", "blue", "Blue", "blue ", "blu", "eulb", "none", "null", "#")
+# how somebody may write down a block; with a key behind it, before it, or in between, it must not read as another one
+WRITTEN = ("{}{}", "{},{}", "{} {}", "{}, {}", "[{}, {}]", "({}, {})", "{}|{}", "{}-{}", "{}:{}", "{}/{}", "{}_{}")
+
+
+def confused(form: str, key: str | None, text: str) -> list[list]:
+    """Two cached blocks, asked for under keys that contain one of them as text, with what stands around it."""
+    asked, first, second = [], form.format(1, 2), form.format(3, 4)
+    for between in dict.fromkeys(("", form.replace("{}", "").strip("[]()"))):
+        asked.append(match("b", [3, 4, 9], f"{text}{between}{first}"))
+        asked.append(match("b", [1, 2, 9], f"{text}{between}{second}{between}{text}"))
+    return [*cached("a", TWO, 2, key), *asked, match("c", THREE, key)]
+
 
 # case, num_blocks, block_size, operations
 DIRECTED: tuple[tuple[str, int, int, list[list]], ...] = (
@@ -73,7 +116,7 @@ DIRECTED: tuple[tuple[str, int, int, list[list]], ...] = (
         [allocate("a", 1), ["share", ["a"]], ["free", ["a", "a"]], ["share", ["a", "a"]], ["free", ["a"]]],
     ),
     # vllm#1584: a cached block is free, too
-    ("refuses misuse", 2, 2, [*cached("a", ONE, 2), ["free", ["a"]], ["free", ["a"]], match("b", [1, 2, 3])]),
+    ("refuses misuse", 2, 2, [*cached("a", ONE, 2), ["free", ["a"]], ["free", ["a"]]]),
     ("refuses misuse", 2, 2, [allocate("a", 1), ["free", ["a"]], insert(ONE, ["a"]), match("b", THREE)]),
     ("refuses misuse", 3, 2, [allocate("a", 1), insert(TWO, ["a"]), match("b", THREE)]),
     (
@@ -89,6 +132,10 @@ DIRECTED: tuple[tuple[str, int, int, list[list]], ...] = (
         2,
         [allocate("a", 1), allocate("b", 1), ["free", ["b"]], insert(ONE, ["a", "b"]), match("c", THREE)],
     ),
+    *(("refuses misuse", 5, 2, one_bad_name("share", bad)) for bad in BAD),
+    *(("refuses misuse", 5, 2, one_bad_name("free", bad)) for bad in (*BAD, ["z", 0])),
+    *(("refuses misuse", 5, 2, no_revival(bad, [])) for bad in (["a", 2], 5, -1, ["y", 0])),
+    *(("refuses misuse", 5, 2, one_bad_block(names)) for bad in (*BAD, ["z", 0]) for names in with_one_bad(GOOD, bad)),
     # reversing is visible in either list; of a list and its reverse at most one is sorted
     (
         UNCHANGED,
@@ -105,7 +152,7 @@ DIRECTED: tuple[tuple[str, int, int, list[list]], ...] = (
         "finds cached prefixes",
         4,
         2,
-        [allocate("a", 4), insert(ONE, ["a"]), insert([1, 2, 3, 4, 5], ["a"]), match("b", THREE)],
+        [allocate("a", 2), insert(ONE, [["a", 0]]), insert(TWO, ["a"]), match("b", THREE)],
     ),
     # vllm PR#11186 and PR#17999, nano-vllm#114: a prompt that is cached to its end
     (
@@ -137,29 +184,13 @@ DIRECTED: tuple[tuple[str, int, int, list[list]], ...] = (
         4,
         [*cached("a", [1, 2, 3, 4, 5, 6, 7], 4), match("b", [1, 2, 3, 4, 5, 6, 7, 8, 9])],
     ),
-    # the part-filled block is free and uncached, so it goes before any cached block does
-    (
-        "caches full blocks only",
-        4,
-        2,
-        [*cached("a", [7, 8], 2), finish("a"), *cached("b", [1, 2, 3], 2), finish("b"), allocate("c", 2)],
-    ),
-    # vLLM test_hash_block_correct_reuse: a reused block that becomes a part-filled tail is not cached
+    # the part-filled block is uncached: without a holder, nobody can share it
     (
         "caches full blocks only",
         2,
         2,
-        [
-            *cached("a", TWO, 2),
-            finish("a"),
-            *cached("b", [5, 6, 7], 2),
-            finish("b"),
-            match("c", THREE),
-            match("d", [5, 6, 7]),
-        ],
+        [*cached("a", [1, 2, 3], 2), ["free", [["a", 1]]], ["share", [["a", 1]]]],
     ),
-    # one block twice in a prompt
-    ("tells prompts apart", 4, 1, [*cached("a", [7, 7, 8], 1), match("b", [7, 7, 8, 8])]),
     # the same four tokens after another beginning, and at the beginning
     (
         "tells prompts apart",
@@ -167,9 +198,33 @@ DIRECTED: tuple[tuple[str, int, int, list[list]], ...] = (
         2,
         [*cached("a", TWO, 2), *cached("b", [5, 6], 2), match("c", [5, 6, 3, 4, 9]), match("d", [3, 4, 9])],
     ),
+    # one block twice in a prompt
+    ("tells prompts apart", 4, 1, [*cached("a", [7, 7, 8], 1), match("b", [7, 7, 8, 8])]),
     ("tells prompts apart", 2, 2, [*cached("a", ONE, 2), match("b", [2, 1, 3]), match("c", [1, 1, 2])]),
     ("tells prompts apart", 2, 2, [*cached("a", ONE, 2), match("b", [9, 2, 3]), match("c", [1, 9, 3])]),
     ("tells prompts apart", 2, 2, [*cached("a", [1, 23], 2), match("b", [12, 3, 4]), match("c", [1, 23, 4])]),
+    # two blocks of one token, or of two, are not one block of their digits
+    ("tells prompts apart", 2, 1, [*cached("a", [1, 2], 1), match("b", [12, 3]), match("c", [1, 2, 3])]),
+    ("tells prompts apart", 2, 1, [*cached("a", [12], 1), match("b", [1, 2, 3]), match("c", [12, 3])]),
+    ("tells prompts apart", 2, 2, [*cached("a", TWO, 2), match("b", [12, 34, 5]), match("c", [1, 234, 5])]),
+    ("tells prompts apart", 4, 2, [*cached("a", [1, 2, 34, 5], 2), match("b", [1, 23, 4, 5, 6])]),
+    # ids that differ in one high bit, and ids between which floating point does not distinguish
+    (
+        "tells prompts apart",
+        2,
+        2,
+        [*cached("a", ONE, 2), *(match("b", [1 + 2**bit, 2, 3]) for bit in (8, 12, 15, 16, 17, 18, 20))],
+    ),
+    (
+        "tells prompts apart",
+        2,
+        2,
+        [*cached("a", ONE, 2), *(match("b", [1, 2 + 2**bit, 3]) for bit in (24, 31, 32, 48, 62))],
+    ),
+    *(
+        ("tells prompts apart", 2, 2, [*cached("a", [1, 2**bits], 2), match("b", [1, 2**bits + 1, 3])])
+        for bits in (11, 24, 53)
+    ),
     # NVIDIA/Megatron-LM PR#4158: a polynomial hash with factor 31 does not notice one more here and 31 less there
     ("tells prompts apart", 2, 2, [*cached("a", [1, 33], 2), match("b", [2, 2, 3]), match("c", [32, 32, 3])]),
     # vllm PR#12621: Python's hash() gives these two the same number
@@ -197,7 +252,29 @@ DIRECTED: tuple[tuple[str, int, int, list[list]], ...] = (
         ],
     ),
     ("keeps keys apart", 3, 2, [*cached("a", ONE, 2), match("b", [1, 2, 3], "blue"), match("c", [1, 2, 3])]),
-    ("keeps keys apart", 2, 2, [*cached("a", ONE, 2, "None"), match("b", [1, 2, 3]), match("c", [1, 2, 3], "")]),
+    *(
+        ("keeps keys apart", 3, 2, under_another_key(stored, tuple(key for key in KEYS if key != stored)))
+        for stored in KEYS[:5]
+    ),
+    # a key of digits: [1, 2] under "34", [1, 23] under "4" and [1, 234] without one are three blocks
+    (
+        "keeps keys apart",
+        2,
+        2,
+        [
+            *cached("a", ONE, 2, "34"),
+            *[match("b", tokens, key) for tokens, key in (([1, 23, 3], "4"), ([1, 234, 3], None), ([1, 234, 3], ""))],
+            *[match("b", tokens, key) for tokens, key in (([41, 2, 3], "3"), ([341, 2, 3], None), ([341, 2, 3], ""))],
+            match("c", [1, 2, 3], "34"),
+        ],
+    ),
+    ("keeps keys apart", 2, 2, [*cached("a", [1, 234], 2), match("b", [1, 23, 3], "4"), match("b", [1, 2, 3], "34")]),
+    ("keeps keys apart", 2, 2, [*cached("a", [341, 2], 2), match("b", [41, 2, 3], "3"), match("b", [1, 2, 3], "34")]),
+    *(
+        ("keeps keys apart", 3, 2, confused(form, key, text))
+        for key, text in ((None, ""), (None, "None"), ("5", "5"))
+        for form in WRITTEN
+    ),
     (
         "keeps keys apart",
         4,
@@ -298,6 +375,20 @@ DIRECTED: tuple[tuple[str, int, int, list[list]], ...] = (
             match("e", [3, 4, 5]),
         ],
     ),
+    # vLLM test_hash_block_correct_reuse: a reused block that becomes a part-filled tail is not cached
+    (
+        "forgets what it hands out",
+        2,
+        2,
+        [
+            *cached("a", TWO, 2),
+            finish("a"),
+            *cached("b", [5, 6, 7], 2),
+            finish("b"),
+            match("c", THREE),
+            match("d", [5, 6, 7]),
+        ],
+    ),
     # a block that is gone ends the hit, also where later blocks are still there
     (
         "forgets what it hands out",
@@ -361,6 +452,15 @@ DIRECTED: tuple[tuple[str, int, int, list[list]], ...] = (
             match("d", [1, 2, 9]),
         ],
     ),
+    # the part-filled block is free and uncached, so it goes before any cached block does
+    (
+        "evicts the least recently used",
+        4,
+        2,
+        [*cached("a", [7, 8], 2), finish("a"), *cached("b", [1, 2, 3], 2), finish("b"), allocate("c", 2)],
+    ),
+    # a share that is refused changes nothing about the order
+    *(("evicts the least recently used", 5, 2, no_revival(bad, [allocate("b", 2)])) for bad in (["a", 2], 5)),
     # never a block that somebody holds
     (
         "evicts the least recently used",

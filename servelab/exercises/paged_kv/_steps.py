@@ -130,11 +130,11 @@ def require_returned(where: str, expected: Any, outcome: dict, show: Callable[[A
         raise Broken(f"{where}: expected {show(expected)}{instead(outcome, type_in_words(expected), show)}")
 
 
-def require_raised(where: str, error: str, outcome: dict) -> None:
+def require_raised(where: str, error: str, outcome: dict, show: Callable[[Any], str] = shown) -> None:
     """Stop the run unless the call raised ``error``."""
     if "returned" in outcome:
         returned = outcome["returned"]
-        done = "nothing was raised" if returned is None else f"it returned {shown(returned)}"
+        done = "nothing was raised" if returned is None else f"it returned {show(returned)}"
         raise Broken(f"{where}: expected {error}, but {done}")
     if outcome["raised"] != error:
         raise Broken(f"{where}: expected {error}{instead(outcome)}")
@@ -161,6 +161,12 @@ def require_unchanged(where: str, outcome: dict) -> None:
     if "changed" in outcome:
         before, after = map(shown_pairs, outcome["changed"])
         raise Broken(f"{where}: expected the caller's list {before} to be left alone, it became {after}")
+
+
+def with_one_bad(good: list, bad: Any) -> list[list]:
+    """The good names with a bad one first, in the middle and last: a loop from either end meets good ones before it."""
+    middle = len(good) // 2
+    return [[bad, *good], [*good[:middle], bad, *good[middle:]], [*good, bad]]
 
 
 def are_ids(blocks: Any) -> bool:

@@ -13,7 +13,11 @@ from servelab.plain import type_name
 
 
 class Misjudged(steps.Broken):
-    """A last block was copied without need, or written into although others hold it."""
+    """A last block was written into although others hold it, or something else was wrong about when to copy."""
+
+
+class Needless(Misjudged):
+    """Blocks were copied without need."""
 
 
 class Run:
@@ -61,7 +65,7 @@ class Referee:
     def __init__(self, challenge: dict):
         self.challenge, self.block_size = challenge, challenge["block_size"]
         self.tables: list[dict] = [{"blocks": [], "num_tokens": 0} for _ in range(challenge["tables"])]
-        self.copies = 0  # appends that had to copy, and put another block in the place of the last one
+        self.copies = 0  # appends so far that had to copy
 
     def follow(self, transcript: list) -> None:
         """Follow a run. Raises `Broken` at the first step that breaks a rule."""
@@ -89,16 +93,16 @@ class Referee:
         table, holders = self.tables[index], self.holders()
         blocks, tokens = table["blocks"], table["num_tokens"]
         if n_tokens < 0:
-            return steps.require_raised(where, "ValueError", outcome)
+            return steps.require_raised(where, "ValueError", outcome, steps.shown_pairs)
         copied = int(n_tokens > 0 and tokens % self.block_size > 0 and holders[blocks[-1]] > 1)
         new = -(-(tokens + n_tokens) // self.block_size) - len(blocks)
         free = [block for block in self.challenge["ids"] if not holders[block]]
         if copied + new > len(free):
-            return steps.require_raised(where, "OutOfBlocks", outcome)
+            return steps.require_raised(where, "OutOfBlocks", outcome, steps.shown_pairs)
+        self.copies += copied
         steps.require_done(where, outcome)
         got = outcome["tables"][index]["blocks"]
         self.require_taken(f"after {where}: t{index}.blocks", blocks, got, copied, new, free)
-        self.copies += copied
         copies = [[blocks[-1], got[len(blocks) - 1]]] if copied else []
         steps.require_returned(where, copies, outcome, steps.shown_pairs)
         self.tables[index] = {"blocks": got, "num_tokens": tokens + n_tokens}
@@ -116,7 +120,10 @@ class Referee:
         if got[: len(kept)] != kept or len(taken) != copied + new or not set(taken) <= set(free):
             stayed = got[: len(blocks)] == blocks
             one_replaced = got[: len(blocks) - 1] == blocks[:-1] and bool(blocks)
-            raise (Misjudged if (stayed if copied else one_replaced and not stayed) else steps.Broken)(message)
+            more_replaced = len(got) == len(blocks) + new and not set(kept) <= set(got)
+            if copied and stayed:
+                raise Misjudged(message)
+            raise (Needless if (more_replaced if copied else one_replaced and not stayed) else steps.Broken)(message)
 
     def slots(self, where: str, outcome: dict, index: int, start: int, stop: int) -> None:
         table = self.tables[index]
@@ -133,7 +140,7 @@ class Referee:
     def fork(self, where: str, outcome: dict, index: int) -> None:
         steps.require_done(where, outcome)
         if outcome["returned"] is not None:
-            raise steps.Broken(f"{where}: expected a table of the same class, got {str(outcome['returned'])[:40]}")
+            raise steps.Broken(f"{where}: expected a ForkableTable, got {str(outcome['returned'])[:40]}")
         self.tables.append(self.tables[index] | {"blocks": list(self.tables[index]["blocks"])})
 
 

@@ -20,6 +20,14 @@ CASES = (
     CaseSpec("long runs", hint=3, weight=3),
 )
 
+
+def _one_bad_name(call: str, bad: list | int) -> list[list]:
+    """A call with two good names and a bad one in each place."""
+    good = [[0, 0], [0, 1]]
+    refused = [[call, names] for names in steps.with_one_bad(good, bad)]
+    return [["allocate", 3], ["share", good], ["free", [[0, 2]]], *refused]
+
+
 DIRECTED: tuple[tuple[str, int, list[list]], ...] = (
     ("hands out free blocks", 1, [["allocate", 0], ["allocate", 1], ["free", [[1, 0]]], ["allocate", 1]]),
     ("hands out free blocks", 5, [["allocate", 3], ["allocate", 2], ["free", [[0, 1], [1, 1]]], ["allocate", 2]]),
@@ -75,6 +83,12 @@ DIRECTED: tuple[tuple[str, int, list[list]], ...] = (
         "refuses misuse",
         2,
         [["ref_count", 2], ["ref_count", 9], ["ref_count", 1], ["allocate", -1], ["allocate", 1], ["allocate", -2]],
+    ),
+    # atomic, wherever the bad name is: a free block, ids that do not exist, a block named twice
+    *(
+        ("refuses misuse", 4, _one_bad_name(call, bad))
+        for call in ("free", "share")
+        for bad in ([0, 2], 4, -1, [0, 0], [0, 1])
     ),
 )
 

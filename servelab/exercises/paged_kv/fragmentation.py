@@ -117,13 +117,14 @@ def judge(challenge: dict, transcript: dict, expected: dict) -> list[Case]:
     """
     got, want = transcript["shares"], expected["shares"]
     if got is None:
-        problem = f"expected a Shares, got {shown(transcript['instead'])}"
+        problem, hint = f"expected a Shares, got {shown(transcript['instead'])}", None
     else:
-        problem = "" if close(got, want, atol=TOLERANCE) else _problem(challenge, transcript, expected)
+        right = close(got, want, atol=TOLERANCE)
+        problem, hint = ("", None) if right else _problem(challenge, transcript, expected)
     case = challenge["case"]
     if case not in SIZES:
-        return [Case(case, not problem, problem)]
-    return [Case(case, not problem or _same_sizes(got, want), problem), Case(SPLIT, not problem, problem)]
+        return [Case(case, not problem, problem, hint)]
+    return [Case(case, not problem or _same_sizes(got, want), problem, hint), Case(SPLIT, not problem, problem, hint)]
 
 
 def _same_sizes(got: dict | None, want: dict) -> bool:
@@ -137,21 +138,31 @@ def _same_sizes(got: dict | None, want: dict) -> bool:
     return got["preemptions"] == want["preemptions"] and any(sums)
 
 
-def _problem(challenge: dict, transcript: dict, expected: dict) -> str:
-    """The first iteration that differs, if the answer tells them apart; else the averages that do."""
+def _problem(challenge: dict, transcript: dict, expected: dict) -> tuple[str, int | None]:
+    """The first iteration that differs, if the answer tells them apart, else the averages that do; and a hint."""
     got, want = transcript["rows"], expected["rows"]
     for iteration, (row, wanted) in enumerate(zip(got, want, strict=False)):
         if row != wanted:
-            return f"iteration {iteration}: {_slots(row, wanted, challenge['capacity'])}"
+            return f"iteration {iteration}: {_slots(row, wanted, challenge['capacity'])}", _hint(row, wanted)
     shares, right = transcript["shares"], expected["shares"]
     averages = "; ".join(
         f"{name}: expected {_number(right[name])}, got {_number(shares[name])}"
         for name in FOUND
         if not close(shares[name], right[name], atol=TOLERANCE)
     )
+    hint = None if close(shares["preemptions"], right["preemptions"]) else 2
     if got and len(got) != len(want):
-        return f"expected {len(want)} iterations, got {len(got)}; {averages}"
-    return f"the slots of every iteration are right; {averages}" if got else averages
+        return f"expected {len(want)} iterations, got {len(got)}; {averages}", hint
+    return (f"the slots of every iteration are right; {averages}" if got else averages), hint
+
+
+def _hint(row: list, wanted: list) -> int | None:
+    """Which function an iteration's slots point at: placing (2) or counting (3); None where the sizes may be wrong."""
+    if not all(isinstance(slots, (int, float)) for slots in row):
+        return 3
+    if min(row) < 0:
+        return 2
+    return 3 if row[0] != wanted[0] or sum(row[:3]) == sum(wanted[:3]) else None
 
 
 def _slots(row: list, wanted: list, capacity: int) -> str:
@@ -162,6 +173,8 @@ def _slots(row: list, wanted: list, capacity: int) -> str:
         for numbers in (wanted, row)
     )
     whole = all(isinstance(slots, (int, float)) for slots in row) and sum(row) == capacity
+    if all(isinstance(slots, (int, float)) for slots in row) and min(row) < 0:
+        return f"expected {expected}; got {got}: more slots are taken than the pool has"
     return f"expected {expected}; got {got}" + ("" if whole else f" (the kinds do not add up to {capacity} slots)")
 
 

@@ -25,17 +25,17 @@ ANSWERS = ("PrefixCache",)
 CASES = (
     CaseSpec("keeps the rules of a pool", hint=1, weight=1),
     CaseSpec("finds cached prefixes", hint=2, weight=3),
+    CaseSpec("refuses misuse", hint=1, weight=1),
+    CaseSpec("caches full blocks only", hint=2, weight=1),
     CaseSpec("leaves the last token to compute", hint=2, weight=2),
     CaseSpec("revives cached blocks", hint=3, weight=2),
     CaseSpec("forgets what it hands out", hint=3, weight=2),
     CaseSpec("evicts the least recently used", hint=3, weight=3),
-    CaseSpec("caches full blocks only", hint=2, weight=1),
     CaseSpec("tells prompts apart", hint=2, weight=3),
     CaseSpec("keeps keys apart", hint=2, weight=1),
     CaseSpec("a failed allocation changes nothing", hint=1, weight=2),
     CaseSpec("lives with duplicates", hint=3, weight=1),
     CaseSpec(steps.UNCHANGED, hint=1, weight=1),
-    CaseSpec("refuses misuse", hint=1, weight=1),
     CaseSpec("long runs", hint=3, weight=2),
 )
 
@@ -207,13 +207,13 @@ class Referee:
     def match(self, holder: str, tokens: list[int], key: str | None) -> None:
         where, outcome = self.next_call()
         path = self.path(tokens[:-1], key)
-        blocks, n_tokens = self.pair(where, outcome)
         live = next((i for i, content in enumerate(path) if not content.blocks), len(path))
         certain = next((i for i, content in enumerate(path[:live]) if not content.certain), live)
+        due = " or ".join(map(str, dict.fromkeys((certain, live))))
+        expected = f"{where}: expected a hit of {due} {'block' if due == '1' else 'blocks'}"
+        blocks, n_tokens = self.pair(expected, outcome)
         if not (steps.are_ids(blocks) and certain <= len(blocks) <= live):
-            due = " or ".join(map(str, dict.fromkeys((certain, live))))
-            blocks_due = f"{due} {'block' if due == '1' else 'blocks'}"
-            raise steps.Broken(f"{where}: expected a hit of {blocks_due}{steps.found(blocks, 'a list of int')}")
+            raise steps.Broken(f"{expected}{steps.found(blocks, 'a list of int')}")
         for position, (block, content) in enumerate(zip(blocks, path, strict=False)):
             if block not in content.blocks:
                 due = " or ".join(map(str, content.blocks))
@@ -223,11 +223,12 @@ class Referee:
         for block in blocks:
             self.holders[block] += 1
 
-    def pair(self, where: str, outcome: dict) -> tuple[Any, Any]:
-        """The two things that a ``match`` returned."""
+    def pair(self, expected: str, outcome: dict) -> tuple[Any, Any]:
+        """The two things that a ``match`` returned; ``expected`` says where and what it had to find."""
         returned = outcome.get("returned")
         if not (isinstance(returned, list) and len(returned) == 2 and not isinstance(returned[0], int)):
-            raise steps.Broken(f"{where}: expected a pair (blocks, n_tokens){steps.instead(outcome, 'a pair')}")
+            due = "" if "raised" in outcome else " as a pair (blocks, n_tokens)"
+            raise steps.Broken(f"{expected}{due}{steps.instead(outcome, 'a pair')}")
         return returned[0], returned[1]
 
     def allocate(self, holder: str, n: int) -> None:

@@ -96,6 +96,32 @@ def sets(reference):
     return Answer
 
 
+@right("goes ahead and takes back what it did when a call is refused")
+def undo(reference):
+    class Answer(reference.BlockAllocator):
+        def share(self, blocks):
+            self.all_or_none(blocks, super().share, super().free)
+
+        def free(self, blocks):
+            if any(self.ref_count(block) == 1 for block in blocks):  # what left the pool could not be taken back
+                return super().free(blocks)
+            return self.all_or_none(blocks, super().free, super().share)
+
+        def all_or_none(self, blocks, do, undo):
+            done = []
+            try:
+                for block in blocks:
+                    if block in done:
+                        raise ValueError
+                    do([block])
+                    done.append(block)
+            except ValueError:
+                undo(done)
+                raise
+
+    return Answer
+
+
 @wrong("hands out one block too few", case="hands out free blocks")
 def too_few(reference):
     class Answer(reference.BlockAllocator):
@@ -277,6 +303,90 @@ def share_free(reference):
                 if not self.ref_count(block):
                     self._free.remove(block)
                 self._holders[block] += 1
+
+    return Answer
+
+
+def _base(change):
+    return lambda reference: change(reference.BlockAllocator)
+
+
+@wrong("looks at each block when its turn comes: share", case="refuses misuse")
+@_base
+def share_in_turn(base):
+    class Answer(base):
+        def share(self, blocks):
+            if len(set(blocks)) < len(blocks):
+                raise ValueError
+            for block in blocks:
+                super().share([block])
+
+    return Answer
+
+
+@wrong("looks at each block when its turn comes, from the end: share", case="refuses misuse")
+@_base
+def share_from_the_end(base):
+    class Answer(base):
+        def share(self, blocks):
+            if len(set(blocks)) < len(blocks):
+                raise ValueError
+            for block in reversed(blocks):
+                super().share([block])
+
+    return Answer
+
+
+@wrong("looks at each block when its turn comes: free", case="refuses misuse")
+@_base
+def free_in_turn(base):
+    class Answer(base):
+        def free(self, blocks):
+            if len(set(blocks)) < len(blocks):
+                raise ValueError
+            for block in blocks:
+                super().free([block])
+
+    return Answer
+
+
+@wrong("looks at each block when its turn comes, from the end: free", case="refuses misuse")
+@_base
+def free_from_the_end(base):
+    class Answer(base):
+        def free(self, blocks):
+            if len(set(blocks)) < len(blocks):
+                raise ValueError
+            for block in reversed(blocks):
+                super().free([block])
+
+    return Answer
+
+
+@wrong("meets a block named twice only when its turn comes", case="refuses misuse")
+@_base
+def twice_in_turn(base):
+    class Answer(base):
+        def free(self, blocks):
+            self._require_held(list(set(blocks)))
+            seen = set()
+            for block in blocks:
+                if block in seen:
+                    raise ValueError
+                seen.add(block)
+                super().free([block])
+
+    return Answer
+
+
+@wrong("looks at the first and the last block only", case="refuses misuse")
+@_base
+def ends_only(base):
+    class Answer(base):
+        def free(self, blocks):
+            self._require_held(list({*blocks[:1], *blocks[-1:]}))
+            for block in blocks:
+                super().free([block])
 
     return Answer
 

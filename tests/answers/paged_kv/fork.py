@@ -415,7 +415,7 @@ def writes_anyway(base):
     return Answer
 
 
-@wrong("copies before it looks at the number of tokens", case="all or nothing")
+@wrong("copies before it looks at the number of tokens", case="copies only when needed")
 @_table
 def negative(base):
     class Answer(base):
@@ -444,6 +444,66 @@ def takes_away(base):
             for block in self.blocks:
                 self.pool.free([block] * self.pool.ref_count(block))
             self.blocks, self.num_tokens = [], 0
+
+    return Answer
+
+
+@wrong("a negative number takes tokens back, with a copy", case="copies only when needed")
+@_table
+def takes_back(base):
+    class Answer(base):
+        def append(self, n_tokens):
+            if n_tokens >= 0 or not self.blocks or not _shared(self):
+                return super().append(n_tokens)
+            copies = super().append(0) + super().append(1)
+            self.num_tokens += n_tokens - 1
+            return copies
+
+    return Answer
+
+
+@wrong("one block too few is allocated: none for the copy", case="puts the copy in place")
+@_table
+def one_too_few(base):
+    class Answer(base):
+        def append(self, n_tokens):
+            if n_tokens <= 0 or not _has_room(self) or not _shared(self):
+                return super().append(n_tokens)
+            copy, *new = self.pool.allocate(self._missing(n_tokens))
+            old = self.blocks.pop()
+            self.pool.free([old])
+            self.blocks += [copy, *new]
+            self.num_tokens += n_tokens
+            return [(old, copy)]
+
+    return Answer
+
+
+@wrong("the copy takes the place of a new block", case="puts the copy in place")
+@_table
+def only_a_copy(base):
+    class Answer(base):
+        def append(self, n_tokens):
+            if n_tokens <= 0 or not _has_room(self) or not _shared(self):
+                return super().append(n_tokens)
+            copy, *new = self.pool.allocate(max(1, self._missing(n_tokens)))
+            old = self.blocks.pop()
+            self.pool.free([old])
+            self.blocks += [copy, *new]
+            self.num_tokens += n_tokens
+            return [(old, copy)]
+
+    return Answer
+
+
+@wrong("the fork counts no tokens", case="forks share")
+@_table
+def fork_counts_nothing(base):
+    class Answer(base):
+        def fork(self):
+            child = super().fork()
+            child.num_tokens = 0
+            return child
 
     return Answer
 

@@ -159,6 +159,21 @@ def tree(reference):
     return Answer
 
 
+@right("hashes 64-bit integers and the key's bytes, each with its length")
+def packed(reference):
+    class Answer(reference.PrefixCache):
+        def _hashes(self, tokens, key):
+            name = b"" if key is None else len(key).to_bytes(8, "little") + key.encode()
+            hashes, digest = [], hashlib.sha256(name).digest()
+            for start in range(0, len(tokens) - self.block_size + 1, self.block_size):
+                block = np.array(tokens[start : start + self.block_size], dtype="<i8")
+                digest = hashlib.sha256(digest + block.tobytes()).digest()
+                hashes.append(digest)
+            return hashes
+
+    return Answer
+
+
 @right("the newest of two duplicates is found; a list as the queue")
 def newest(reference):
     class Answer(reference.PrefixCache):
@@ -252,6 +267,153 @@ def spare_unheld(base):
     class Answer(base):
         def insert(self, tokens, blocks, key=None):
             super().insert(tokens, blocks[: max(1, len(tokens) // self.block_size)], key)
+
+    return Answer
+
+
+@wrong("looks at each block when its turn comes: share", case="refuses misuse")
+@_base
+def share_in_turn(base):
+    class Answer(base):
+        def share(self, blocks):
+            if len(set(blocks)) < len(blocks):
+                raise ValueError
+            for block in blocks:
+                super().share([block])
+
+    return Answer
+
+
+@wrong("looks at each block when its turn comes, from the end: share", case="refuses misuse")
+@_base
+def share_from_the_end(base):
+    class Answer(base):
+        def share(self, blocks):
+            if len(set(blocks)) < len(blocks):
+                raise ValueError
+            for block in reversed(blocks):
+                super().share([block])
+
+    return Answer
+
+
+@wrong("looks at each block when its turn comes: free", case="refuses misuse")
+@_base
+def free_in_turn(base):
+    class Answer(base):
+        def free(self, blocks):
+            if len(set(blocks)) < len(blocks):
+                raise ValueError
+            for block in blocks:
+                super().free([block])
+
+    return Answer
+
+
+@wrong("looks at each block when its turn comes, from the end: free", case="refuses misuse")
+@_base
+def free_from_the_end(base):
+    class Answer(base):
+        def free(self, blocks):
+            if len(set(blocks)) < len(blocks):
+                raise ValueError
+            for block in reversed(blocks):
+                super().free([block])
+
+    return Answer
+
+
+@wrong("meets a block named twice only when its turn comes", case="refuses misuse")
+@_base
+def twice_in_turn(base):
+    class Answer(base):
+        def free(self, blocks):
+            self._require(self._is_held, list(set(blocks)))
+            seen = set()
+            for block in blocks:
+                if block in seen:
+                    raise ValueError
+                seen.add(block)
+                super().free([block])
+
+    return Answer
+
+
+@wrong("looks at the first and the last block only", case="refuses misuse")
+@_base
+def ends_only(base):
+    class Answer(base):
+        def free(self, blocks):
+            self._require(self._is_held, list({*blocks[:1], *blocks[-1:]}))
+            for block in blocks:
+                super().free([block])
+
+    return Answer
+
+
+@wrong("a share that is refused gives back what it took, and so makes it recent", case="evicts the least recently used")
+@_base
+def taken_back(base):
+    class Answer(base):
+        def share(self, blocks):
+            taken = []
+            try:
+                for block in blocks:
+                    super().share([block])
+                    taken.append(block)
+                if len(set(blocks)) < len(blocks):
+                    raise ValueError
+            except ValueError:
+                for block in taken:
+                    super().free([block])
+                raise
+
+    return Answer
+
+
+def _registering(order):
+    """A cache whose ``insert`` looks at each block when its turn comes, in an order."""
+
+    def change(base):
+        class Answer(base):
+            def insert(self, tokens, blocks, key=None):
+                hashes = self._hashes(tokens, key)
+                if len(blocks) < len(hashes) or len(set(blocks)) < len(blocks):
+                    raise ValueError
+                for block, digest in order(list(zip(blocks, hashes, strict=False))):
+                    self._require(self._is_held, [block])
+                    self._hash_of[block] = digest
+                    self._blocks_of.setdefault(digest, {})[block] = None
+                self._require(self._is_held, blocks)
+
+        return Answer
+
+    return _base(change)
+
+
+@wrong("insert looks at each block when its turn comes", case="refuses misuse")
+@_registering
+def insert_in_turn(pairs):
+    return pairs
+
+
+@wrong("insert looks at each block when its turn comes, from the end", case="refuses misuse")
+@_registering
+def insert_from_the_end(pairs):
+    return reversed(pairs)
+
+
+@wrong("insert takes free blocks that are cached", case="refuses misuse")
+@_base
+def cached_inserted(base):
+    class Answer(base):
+        def insert(self, tokens, blocks, key=None):
+            self._require(self._has_contents, blocks)
+            held, self._is_held = self._is_held, lambda block: True
+            try:
+                super().insert(tokens, blocks, key)
+            finally:
+                self._is_held = held
 
     return Answer
 
@@ -546,6 +708,100 @@ def polynomial(parent, tokens, key, position):
 @_hashed
 def last_token(parent, tokens, key, position):
     return parent, tokens[-1], key
+
+
+@wrong("parent and tokens run together", case="tells prompts apart")
+@_hashed
+def parent_run_into(parent, tokens, key, position):
+    text = parent[0] if parent else ""
+    return text + ",".join(map(str, tokens)), key
+
+
+@wrong("parent and tokens run together, digit by digit", case="tells prompts apart")
+@_hashed
+def all_run_together(parent, tokens, key, position):
+    text = parent[0] if parent else ""
+    return text + "".join(map(str, tokens)), key
+
+
+def _narrow(name, shorten):
+    """A wrong answer that loses a part of every token id."""
+
+    @wrong(f"token ids shortened: {name}", case="tells prompts apart")
+    @_hashed
+    def contents(parent, tokens, key, position):
+        return parent, tuple(map(shorten, tokens)), key
+
+    return contents
+
+
+eight_bits = _narrow("8 bits", lambda token: token & 0xFF)
+sixteen_bits = _narrow("16 bits", lambda token: token & 0xFFFF)
+vocabulary = _narrow("17 bits", lambda token: token % 131072)
+thirty_two_bits = _narrow("32 bits", lambda token: token & 0xFFFF_FFFF)
+half_floats = _narrow("float16", lambda token: float(np.float16(min(token, 60000))))
+floats = _narrow("float32", lambda token: float(np.float32(token)))
+doubles = _narrow("float64", float)
+
+
+@wrong("tokens and key run together", case="keeps keys apart")
+@_hashed
+def key_run_into(parent, tokens, key, position):
+    text = str(parent) + ",".join(map(str, tokens)) + ("#" if key is None else key)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@wrong("key and tokens run together", case="keeps keys apart")
+@_hashed
+def key_before(parent, tokens, key, position):
+    text = f"{parent}|{'' if key is None else key}{','.join(map(str, tokens))}"
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _whole(name, write):
+    """A wrong answer that compares texts of everything so far, in which the key can look like tokens."""
+
+    @wrong(f"the key can look like a block: {name}", case="keeps keys apart")
+    @_hashed
+    def contents(parent, tokens, key, position):
+        return write(parent, list(tokens), "no key" if key is None else key)
+
+    return contents
+
+
+key_last = _whole("after the tokens", lambda parent, tokens, key: f"{parent or ''}{tokens}{key}")
+key_first = _whole("before the tokens", lambda parent, tokens, key: f"{parent or key}{tokens}")
+key_commas = _whole("between commas", lambda parent, tokens, key: ",".join(map(str, [parent or key, *tokens])))
+
+
+@wrong("no key is the empty text", case="keeps keys apart")
+@_hashed
+def empty_text(parent, tokens, key, position):
+    return parent, tokens, key or ""
+
+
+@wrong("an empty key is no key", case="keeps keys apart")
+@_hashed
+def empty_is_none(parent, tokens, key, position):
+    return (parent, tokens, key) if key else (parent, tokens)
+
+
+@wrong("capital letters in keys are lost", case="keeps keys apart")
+@_hashed
+def lower_case(parent, tokens, key, position):
+    return parent, tokens, key and key.lower()
+
+
+@wrong("blanks around keys are lost", case="keeps keys apart")
+@_hashed
+def stripped(parent, tokens, key, position):
+    return parent, tokens, key and key.strip()
+
+
+@wrong("only the length of a key counts", case="keeps keys apart")
+@_hashed
+def key_length(parent, tokens, key, position):
+    return parent, tokens, key and len(key)
 
 
 @wrong("key ignored", case="keeps keys apart")
