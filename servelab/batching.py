@@ -96,4 +96,5 @@ def to_steps(trace: Iterable[Arrived], step_s: float) -> list[Request]:
 def require_lengths(lengths: Sequence[int], slots: int) -> None:
     """Raise `ValueError` unless there is a length, and every length and the number of slots is at least 1."""
     if not lengths or min(lengths) < 1 or slots < 1:
-        raise ValueError(f"expected lengths and slots of at least 1, found {len(lengths)} lengths and {slots} slots")
+        found = f"{len(lengths)} lengths from {min(lengths)}" if lengths else "no length"
+        raise ValueError(f"expected lengths and slots of at least 1, found {found}, and slots={slots}")

@@ -132,7 +132,8 @@ from servelab.checking import check
 # <details><summary>Hint 2: how long</summary>
 #
 # A batch runs for as many steps as its longest answer has tokens; prompt columns add nothing. Remember its finish: before
-# that moment the next batch cannot start. A batch size below 1 is refused before anything else.
+# that moment the next batch cannot start. Return all batches in a list, in order of start. A batch size below 1 is refused
+# before anything else, also when there are no requests.
 #
 # </details>
 # <details><summary>Hint 3: the rows</summary>
@@ -163,7 +164,7 @@ def static_schedule(requests: Sequence[Request], batch_size: int) -> list[Batch]
     Raises
     ------
     ValueError
-        If the batch size is below 1.
+        If the batch size is below 1, with or without requests.
     """
     ### BEGIN SOLUTION
     if batch_size < 1:
@@ -184,7 +185,8 @@ def static_schedule(requests: Sequence[Request], batch_size: int) -> list[Batch]
 
 # %% [markdown]
 # Try it: the worked example, as letters, as a picture, and as a table. In the picture, the start and the finish stand
-# above a batch, and a dashed line ends its prompt columns.
+# above a batch where there is room, and a dashed line ends its prompt columns. The x axis counts cells, not time: that the
+# server is idle from 5 to 7 shows in the moments only, there and in the table.
 
 # %%
 from IPython.display import Markdown, display
@@ -330,9 +332,12 @@ check("static_batching.waste", waste)
 # Eleven requests, four steps apart, with prompts of 2 to 12 tokens; every fourth has a long answer, the others 6 tokens.
 # Look at three things:
 #
-# - how `held` grows with the long answer while `padding` stays as it is;
+# - how `held` grows with the long answer while `padding` stays as it is, both in cells (the first table); in the second
+#   table the share of `padding` falls, because the rectangles grow;
 # - which batch size makes requests wait for the batch to form, and which one locks them out;
 # - what a batch size of 1 does to the cells, and what it does to the queue.
+#
+# The queue is not in the picture, whose x axis counts cells: read `locked out` and `forming` off the second table.
 
 # %%
 from ipywidgets import IntSlider
@@ -357,7 +362,7 @@ explore(
 # %% [markdown]
 # ### On a trace
 #
-# The first 512 requests of the course's synthetic chat trace arrive within two minutes. A step takes 50 ms here, an
+# The first 512 requests of the course's synthetic chat trace arrive in about two minutes. A step takes 50 ms here, an
 # assumption for the example.
 #
 # To use a trace of your own, give `read_trace` the path of a CSV in the public Azure format. Its header is
@@ -384,9 +389,10 @@ for size, made in by_size.items():
 # of 8. The mean wait falls from 672 s at 8 slots to 27 s at 128: more requests run at once. At 256 it is 30 s, and most of
 # that is waiting for the batch to form. Here every step takes 50 ms; on a real card a step of a larger batch takes longer.
 #
-# **Cells are not seconds.** Most cells are padding, because these prompts have about seven times as many tokens as the answers.
-# But all prompt columns of a batch are read in its first step, in parallel. Each held cell is a slot in a step of its
-# own. Which of the two costs more time depends on the card and the model.
+# **Cells are not seconds.** Most cells are padding, because these prompts have about seven times as many tokens as
+# the answers. But all prompt columns of a batch are read in its first step, in parallel. A held cell is one slot for
+# one step; a row's held cells come one after another. Which of the two costs more time depends on the card and the
+# model.
 
 # %% [markdown]
 # ## 3. How fast could any scheduler be?
@@ -418,11 +424,12 @@ for size, made in by_size.items():
 # %% [markdown]
 # ### Your task (about 10 minutes)
 #
-# Write `continuous_bound`. The first line of the body is given: it refuses misuse.
+# Write `continuous_bound`. The first line of the body is given: it refuses misuse, and the check tests that it still does.
 #
 # <details><summary>Hint 1: two bounds</summary>
 #
-# Work out both as numbers of steps. Which of them is right if each alone may be too low?
+# Work out both as numbers of steps. Which of them is right if each alone may be too low? Misuse is refused by the line
+# that is given; leave it where it is.
 #
 # </details>
 # <details><summary>Hint 2: rounding up</summary>
@@ -435,7 +442,9 @@ for size, made in by_size.items():
 
 # %% nbgrader={"grade_id": "continuous-bound", "solution": true} tags=["export"]
 def continuous_bound(lengths: Sequence[int], slots: int) -> int:
-    """A number of steps that no scheduler can beat, with all requests at moment 0. O(n).
+    """The larger of two lower bounds on the steps, with all requests at moment 0. O(n).
+
+    They are the longest length, and all tokens over the slots, rounded up.
 
     Parameters
     ----------
@@ -491,12 +500,13 @@ check("static_batching.continuous_bound", continuous_bound)
 # %% [markdown]
 # ### Your task (about 15 minutes)
 #
-# Write `fcfs_steps`: the number of steps until *all* requests are done. All of them wait at moment 0.
+# Write `fcfs_steps`: the number of steps until *all* requests are done. All of them wait at moment 0. The first line is
+# given again.
 #
 # <details><summary>Hint 1: what to remember</summary>
 #
 # Nothing but the moment at which each slot is free next; at first that is 0 for all of them. Who had it before does not
-# matter. You need not go step by step.
+# matter. You need not go step by step. Misuse is refused by the line that is given.
 #
 # </details>
 # <details><summary>Hint 2: nearly code</summary>
@@ -571,26 +581,28 @@ rows += [
 display(Markdown("\n".join(rows)))
 
 # %% [markdown]
-# **Nothing.** With equal lengths a static batch has no held cells, so there is nothing to give away. And
-# 1 x 2000 + 8 x 20 alone still takes 2000 steps: nobody waits for the slots that become free. What is gained there does
-# not show in the number of steps. The short answers go back after 20 steps, and eight slots are free for others from then
-# on. A straggler at the very end of the queue leaves no gain either.
+# **Nothing.** With equal lengths a static batch has no held cells, so there is nothing to give away. And 1 x 2000 + 8
+# x 20 alone still takes 2000 steps: nobody waits for the slots that become free. What is gained there does not show
+# in the number of steps. The short answers go back after 20 steps, and eight slots are free for others from then on.
+# A straggler at the very end of the queue, behind equal answers, leaves no gain either.
 #
-# **Most.** Put one straggler into each static batch and let all of them run side by side instead. With s slots, FCFS can
-# come close to s times as fast (8.90 times with nine slots), and never further: while static batches run, each step gives at least
-# one wanted token, and no scheduler gets more than s from a step.
+# **Most.** Put one straggler into each static batch and let all of them run side by side instead. With s slots, FCFS
+# can come close to s times as fast (8.90 times with nine slots), and never further: while static batches run, each
+# step gives at least one wanted token, and no scheduler gets more than s from a step.
 
 # %% [markdown]
-# **Ten batches gain less than nine.** Ten stragglers in nine slots: the tenth starts when the first is done, and the other
-# eight slots have no work left. FCFS needs 4,060 steps, and 59.1 % of its slot-steps are useful (21,600 of 36,540). The
-# bound, 2,400, spreads the work evenly. No order reaches it here: with ten stragglers in nine slots, two must share one.
+# **Ten batches gain less than nine.** Ten stragglers in nine slots: the tenth finds no free slot until moment 2060,
+# and from 2440 on it runs alone: eight slots have no work left. FCFS needs 4,060 steps, and 59.1 % of its slot-steps
+# are useful (21,600 of 36,540). The bound, 2,400, spreads the work evenly. No order reaches it here: with ten
+# stragglers in nine slots, two must share one.
 #
 # With all requests at moment 0, FCFS is never slower than static batches: at the end of each static batch, FCFS has
 # finished at least the same requests. What a larger batch does to the length of a step is not in this count.
 
 # %% [markdown]
-# Move the sliders: one straggler in each batch, eight short answers of 20. At how many stragglers does the gain drop, and
-# why there?
+# Move the sliders: one straggler in each batch, eight short answers of 20. With stragglers of 2000 tokens, at how many
+# batches does the gain drop, and why there? Where does it drop next? What becomes of the drop when the stragglers are
+# shorter? Moments that find no room above the picture stand in the table.
 
 
 # %%
@@ -604,8 +616,8 @@ def stragglers(longest: int, batches: int) -> None:
 
 explore(
     stragglers,
-    longest=IntSlider(100, 20, 400, 20, continuous_update=False),
-    batches=IntSlider(4, 1, 20, continuous_update=False),
+    longest=IntSlider(2000, 20, 2000, 20, continuous_update=False),
+    batches=IntSlider(8, 1, 20, continuous_update=False),
 )
 
 # %% [markdown]
@@ -617,7 +629,7 @@ explore(
 #   requests while these nine run?
 # - **Q1 alone**: and if there are no others: in how many steps are these nine done?
 # - **padding share**: prompts of 100, 100, 100 and 1000 tokens share a static batch of four. Which share of the prompt
-#   cells is padding?
+#   cells is padding, to three digits?
 # - **by hand**: lengths 7, 1, 1, 1, 1, 1, 8, in this order, on four slots. How many steps does FCFS take?
 # - **gains nothing**, **gains most**: see A and B below.
 # - **which waste**: see C below.
@@ -636,8 +648,9 @@ explore(
 # - (c) nearly s times, never more.
 
 # %% [markdown]
-# **C.** Every request has a prompt of 500 tokens and an answer of 50. They arrive one at a time, 10 steps apart. Batches
-# have 16 slots. Which of these counts of `waste` is the largest: `"padding"`, `"held"`, `"locked_out"` or `"forming"`?
+# **C.** There are 500 requests, each with a prompt of 500 tokens and an answer of 50. They arrive one at a time, 10
+# steps apart. Batches have 16 slots. Which of these counts of `waste` is the largest: `"padding"`, `"held"`,
+# `"locked_out"` or `"forming"`?
 #
 # In the cell, replace each `None` and delete the line that raises.
 #
@@ -652,7 +665,7 @@ explore(
 answers = {
     "slot-steps given back": None,  # a number
     "Q1 alone": None,  # a number
-    "padding share": None,  # a number between 0 and 1
+    "padding share": None,  # a number between 0 and 1, to three digits
     "by hand": None,  # a number
     "gains nothing": None,  # "a", "b" or "c"
     "gains most": None,  # "a", "b" or "c"

@@ -1,6 +1,7 @@
 """Pictures of static batches: slot by slot, which cells are useful, padding, held or empty."""
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 import matplotlib.pyplot  # noqa: F401 (with it imported, notebooks show a figure as a picture)
 from matplotlib.axes import Axes
@@ -11,7 +12,7 @@ from servelab.plots import style
 
 LABELS = ("padding", "useful", "held", "empty")  # in the order of a row, from left to right
 LETTERS = {"padding": "p", "useful": "u", "held": "h", "empty": "."}
-MAX_TITLED = 8  # batches; the titles of more would overlap
+CHARACTER = 0.0125  # of a title or a tick's label, as a share of the width
 GAP = 0.012  # between two batches, as a share of the width
 
 
@@ -19,8 +20,8 @@ def gantt(schedule: Sequence[Batch], labels: Sequence[str] = LABELS) -> Figure:
     """One row a slot and one column a cell, batch beside batch.
 
     A dashed line ends a batch's prompt columns, which take no time of their own; the columns behind it are its steps.
-    Above a batch stand the moments of its start and its finish, below it the numbers of its columns. Idle time between
-    batches is not drawn.
+    Above a batch stand the moments of its start and its finish, below it the numbers of its columns, both where there
+    is room; `gantt_text` has all of them. Idle time between batches is not drawn.
 
     Parameters
     ----------
@@ -31,20 +32,23 @@ def gantt(schedule: Sequence[Batch], labels: Sequence[str] = LABELS) -> Figure:
     """
     slots = max(len(batch.slots) for batch in schedule)
     gap = max(0.5, GAP * sum(batch.columns for batch in schedule))
+    lefts = list(accumulate((batch.columns + gap for batch in schedule), initial=0.0))
+    width = lefts.pop() - gap
     with style.styled():
         figure = Figure(figsize=(7.2, 1.3 + 0.26 * slots))
         axes = figure.add_subplot()
-        left = 0.0
-        ticks: dict[float, int] = {}
-        for batch in schedule:
+        titles, ticks = [], []
+        for batch, left in zip(schedule, lefts, strict=True):
             _draw_batch(axes, batch, left)
-            ticks |= _ticks(batch, left) if len(schedule) <= MAX_TITLED else {}
-            if len(schedule) <= MAX_TITLED:
-                axes.text(left, -0.7, f"{batch.start}-{batch.finish}", va="bottom")
-            left += batch.columns + gap
-        axes.set(xlim=(0, left - gap), ylim=(slots - 0.5, -0.6), xlabel="cells of a slot", ylabel="slot")
+            title = f"{batch.start:,}-{batch.finish:,}"
+            titles.append((left + CHARACTER * width * len(title) / 2, title))
+            ticks += [(place, f"{cells:,}") for place, cells in _ticks(batch, left).items()]
+        for place, title in _with_room(titles, width):
+            axes.text(place - CHARACTER * width * len(title) / 2, -0.7, title, va="bottom")
+        ticks = _with_room(ticks, width)
+        axes.set(xlim=(0, width), ylim=(slots - 0.5, -0.6), xlabel="cells of a slot", ylabel="slot")
         axes.set_yticks(range(slots))
-        axes.set_xticks(list(ticks), [f"{cells:,}" for cells in ticks.values()])
+        axes.set_xticks([place for place, _ in ticks], [label for _, label in ticks])
         axes.spines["left"].set_visible(False)
         figure.legend(handles=style.legend_patches(*labels), loc="outside upper center", ncols=len(labels))
         return figure
@@ -71,6 +75,17 @@ def _ticks(batch: Batch, left: float) -> dict[float, int]:
     prompts, columns = batch.prompt_columns, batch.columns
     middle = {left + prompts: prompts} if 0.15 * columns < prompts < 0.85 * columns else {}
     return middle | {left + columns: columns}
+
+
+def _with_room(labels: list[tuple[float, str]], width: float) -> list[tuple[float, str]]:
+    """Of labels with their middles, from left to right, those that do not run into the one kept before them."""
+    kept, end = [], -width
+    for middle, label in labels:
+        half = CHARACTER * width * (len(label) + 1) / 2  # half a blank on each side
+        if middle - half >= end:
+            kept.append((middle, label))
+            end = middle + half
+    return kept
 
 
 def gantt_text(schedule: Sequence[Batch]) -> str:

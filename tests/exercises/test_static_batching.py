@@ -5,6 +5,7 @@ from random import Random
 import pytest
 
 from servelab import exercise
+from servelab.answers import named_answers
 from servelab.batching import Batch, Request, Slot, require_lengths, to_steps
 from servelab.reference import static_batching as reference
 from servelab.traces import read_azure_csv, read_trace
@@ -69,6 +70,13 @@ def test_ten_batches_leave_a_tail_and_nine_do_not():
     assert sum(Q1 * 10) / (9 * 4060) == pytest.approx(0.591, abs=5e-4)
     gain = [static_steps(Q1 * n, 9) / reference.fcfs_steps(Q1 * n, 9) for n in (9, 10)]
     assert gain[0] > gain[1] == pytest.approx(4.926, abs=5e-4)
+    free, runs = [0] * 9, []
+    for length in Q1 * 10:
+        slot = free.index(min(free))
+        runs.append((free[slot], free[slot] + length))
+        free[slot] += length
+    (start, finish), others = runs[81], runs[:81] + runs[82:]
+    assert (start, finish, max(end for _, end in others)) == (2060, 4060, 2440)
     most = ([2000] + [1] * 8) * 9
     assert static_steps(most, 9) / reference.fcfs_steps(most, 9) == pytest.approx(8.90, abs=5e-3)
 
@@ -123,7 +131,7 @@ def test_a_file_in_the_azure_format(tmp_path):
 
 
 def test_the_answer_about_forming():
-    schedule = reference.static_schedule([Request(10 * i, 500, 50) for i in range(64)], 16)
+    schedule = reference.static_schedule([Request(10 * i, 500, 50) for i in range(500)], 16)
     found = reference.waste(schedule)
     assert found["padding"] == found["held"] == 0 < found["locked_out"] < found["forming"]
 
@@ -140,6 +148,11 @@ def test_misuse():
     assert Batch(0, 3, []).columns == 0
 
 
+def named(name, answer):
+    subject = exercise.find(f"static_batching.{name}")
+    return next(a for a in named_answers(subject) if a.name == answer).make(reference)
+
+
 def first_failure(name, answer):
     subject = exercise.find(f"static_batching.{name}")
     probes = exercise.make_probes(subject, Random(exercise.PUBLIC_SEED), (getattr(reference, name),))
@@ -152,13 +165,46 @@ def first_failure(name, answer):
     [
         ("static_schedule", lambda requests, batch_size: None, "expected a list of Batch, got None"),
         ("static_schedule", lambda requests, batch_size: [(0, 1)], "expected a list of Batch"),
-        ("static_schedule", lambda requests, batch_size: [], "Request(0, 3, 1): in no batch"),
+        ("static_schedule", lambda requests, batch_size: [], "expected a list of Batch, got an empty list"),
+        ("static_schedule", lambda requests, batch_size: [Batch(0, None, [])], "batch 0, finish: expected a number"),
         ("static_schedule", lambda requests, batch_size: [Batch(0, 1, [])], "batch 0 has no request"),
         ("waste", lambda schedule: None, "expected a dict with the keys useful"),
         ("waste", lambda schedule: {"useful": 0}, "expected 5, got 0"),
         ("fcfs_steps", lambda lengths, slots: None, "expected 1, got None"),
-        ("continuous_bound", lambda lengths, slots: "1", "expected 1, got '1'"),
+        ("continuous_bound", lambda lengths, slots: "1", "expected 4, got '1'"),
     ],
 )
 def test_messages(name, answer, text):
     assert text in first_failure(name, answer).message
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "case", "hint"),
+    [
+        ("static_schedule", "nothing returned", "returns a list of batches", 2),
+        (
+            "static_schedule",
+            "prompt columns take time, and the next batch waits for them",
+            "runs to its longest answer",
+            2,
+        ),
+        ("static_schedule", "a step between two batches, as part of the first", "runs to its longest answer", 2),
+        ("static_schedule", "decode-only: one step too few", "runs to its longest answer", 2),
+        ("static_schedule", "the next batch starts a step later", "starts when it is full", 1),
+        ("static_schedule", "the prompt is not useful", "counts the tokens of prompt and answer", 3),
+        ("static_schedule", "a finished request leaves an empty slot", "holds what has finished", 3),
+        ("continuous_bound", "one more than rounded down", "no more than the larger of the two", 2),
+        ("continuous_bound", "the sum of both", "no more than the larger of the two", 1),
+        ("continuous_bound", "rounded down", "a part of a step is a step", 2),
+        ("fcfs_steps", "the longest first", "first come, first served", 2),
+        ("fcfs_steps", "the shortest first", "first come, first served", 2),
+        ("fcfs_steps", "the last of the queue first", "first come, first served", 2),
+        ("fcfs_steps", "static batches", "a freed slot is taken at once", 2),
+        ("fcfs_steps", "slots in turn, whichever is free", "a freed slot is taken at once", 2),
+        ("fcfs_steps", "a step between two requests", "a freed slot is taken at once", 2),
+        ("fcfs_steps", "the bound used as FCFS steps", "a request stays in its slot", 1),
+    ],
+)
+def test_the_first_failure_is_about_the_mistake(name, answer, case, hint):
+    failure = first_failure(name, named(name, answer))
+    assert (failure.spec.name, failure.hint) == (case, hint)

@@ -1,5 +1,7 @@
 """The picture of static batches shows every cell that it was given, and its text twins say the same."""
 
+import itertools
+
 import matplotlib as mpl
 import pytest
 from matplotlib.colors import to_hex
@@ -43,7 +45,25 @@ def test_a_batch_is_titled_with_its_moments_and_its_prompt_columns_end_in_a_line
     assert axes.lines[0].get_xdata()[0] == 4
     assert [label.get_text() for label in axes.get_xticklabels()] == ["4", "9", "3", "6"]
     (axes,) = slots.gantt([Batch(0, 3, [Slot(Request(0, 0, 3), useful=3)])] * 9).axes
-    assert not axes.texts and not axes.lines
+    assert [text.get_text() for text in axes.texts] == ["0-3"] * 9 and not axes.lines
+
+
+@pytest.mark.parametrize("number", [1, 2, 9, 20, 200])
+@pytest.mark.parametrize("steps", [(3,), (2000, 20), (1, 30), (12_345, 67_890)])
+def test_labels_are_left_out_where_they_would_run_into_each_other(number, steps):
+    schedule, moment = [], 0
+    for index in range(number):
+        n = steps[index % len(steps)]
+        request = Request(0, n, n)
+        schedule.append(Batch(moment, moment + n, [Slot(request, useful=2 * n)]))
+        moment += n
+    figure = slots.gantt(schedule)
+    figure.canvas.draw()
+    (axes,) = figure.axes
+    for labels in (axes.texts, axes.get_xticklabels()):
+        boxes = [label.get_window_extent() for label in labels]
+        assert all(a.x1 < b.x0 for a, b in itertools.pairwise(boxes))
+        assert len(boxes) >= min(number, 4) / len(steps)
 
 
 def test_the_legend_names_what_it_is_told_to():

@@ -50,6 +50,11 @@ def shown(value: Any) -> str:
     return repr(value)[:200]
 
 
+def is_number(value: Any) -> bool:
+    """Whether a plain value is a finite number."""
+    return close(value, value) and isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 def number(case: str, got: Any, expected: int) -> Case:
     """A count is determined: compare it exactly."""
     right = close(got, expected)

@@ -4,9 +4,10 @@ from random import Random
 
 from servelab.exercise import Case
 from servelab.exercises.static_batching import _batches as batches
-from servelab.plain import plain
+from servelab.plain import plain, text
 
-KEPT = "leaves its input alone"
+KEPT, MISUSE = "leaves its input alone", "refuses misuse"
+MISUSED: tuple[tuple[int, list[int]], ...] = ((1, []), (1, [2, 0]), (0, [2]))  # slots, lengths
 Q1 = [2000] + [20] * 8
 
 
@@ -19,15 +20,42 @@ def drawn(rng: Random, case: str, slots: int, n: int, longest: int) -> dict:
     return challenge(case, slots, [rng.randint(1, rng.choice((longest // 9, longest))) for _ in range(n)])
 
 
+def misuse() -> list[dict]:
+    """Calls that have no answer."""
+    return [challenge(MISUSE, slots, lengths) for slots, lengths in MISUSED]
+
+
 def drive(asked: dict, function) -> dict:
-    """Call the function once; its number, and whether its list is as it was."""
+    """Call the function once; its number or its refusal, and whether its list is as it was."""
     lengths = list(asked["lengths"])
+    if asked["case"] == MISUSE:
+        function([1], 1)  # what is not written, or refuses everything, has not refused this
+        try:
+            return {"instead": plain(function(lengths, asked["slots"]))}
+        except ValueError as error:
+            return {"refused": text(error, 200)}
     returned = plain(function(lengths, asked["slots"]))
     return {"returned": returned, "unchanged": lengths == asked["lengths"]}
 
 
-def judge(asked: dict, transcript: dict, expected: dict) -> list[Case]:
-    """The number is determined."""
+def judge(asked: dict, transcript: dict, expected: dict, too_large: str, hint: int | None = None) -> list[Case]:
+    """The number is determined. One that is too small fails the challenge's case, one too large that of ``too_large``.
+
+    ``hint`` is the one to open for a number that is too large, if it is not the case's own.
+    """
+    if asked["case"] == MISUSE:
+        refused = "refused" in transcript
+        got = "" if refused else f"expected a ValueError, got {batches.shown(transcript['instead'])}"
+        return [Case(MISUSE, refused, got)]
+    got, want = transcript["returned"], expected["returned"]
+    message = batches.number("", got, want).message
+    cases = dict.fromkeys((asked["case"], too_large), True)
+    if not batches.is_number(got):
+        return [Case(name, False, message) for name in (*cases, KEPT)]
+    if got != want:
+        cases[asked["case"] if got < want else too_large] = False
     kept = transcript["unchanged"] is True
-    right = batches.number(asked["case"], transcript["returned"], expected["returned"])
-    return [right, Case(KEPT, kept, "" if kept else "the list of lengths was changed")]
+    return [
+        *(Case(name, right, "" if right else message, hint if got > want else None) for name, right in cases.items()),
+        Case(KEPT, kept, "" if kept else "the list of lengths was changed"),
+    ]

@@ -2,20 +2,25 @@
 
 from random import Random
 
-from servelab.exercise import CaseSpec
+from servelab.exercise import Case, CaseSpec
+from servelab.exercises.static_batching import _batches as batches
 from servelab.exercises.static_batching import _lengths as lengths
 
 ANSWERS = ("continuous_bound",)
-LONGEST, WORK, ROUNDED = (
-    "no answer is faster than its own steps",
-    "all the work has to fit",
-    "a part of a step is a step",
+LONGEST, WORK = "no answer is faster than its own steps", "all the work has to fit"
+ROUNDED, NO_MORE = "a part of a step is a step", "no more than the larger of the two"
+CASES = (
+    CaseSpec(LONGEST, 1, 2),
+    CaseSpec(WORK, 1, 2),
+    CaseSpec(ROUNDED, 2, 2),
+    CaseSpec(NO_MORE, 1, 2),
+    CaseSpec(lengths.KEPT, 1),
+    CaseSpec(lengths.MISUSE, 1),
 )
-CASES = (CaseSpec(LONGEST, 1, 2), CaseSpec(WORK, 1, 2), CaseSpec(ROUNDED, 2, 2), CaseSpec(lengths.KEPT, 1))
 DIRECTED: tuple[tuple[str, int, list[int]], ...] = (
-    (LONGEST, 1, [1]),
     (LONGEST, 3, [4]),
     (LONGEST, 2, [5, 1, 1]),
+    (WORK, 1, [1]),
     (WORK, 1, [2, 3]),
     (WORK, 2, [3, 1, 2, 2]),
     (ROUNDED, 2, [3, 3, 3]),
@@ -30,10 +35,19 @@ DIRECTED: tuple[tuple[str, int, list[int]], ...] = (
 def challenges(rng: Random) -> list[dict]:
     """Directed lists, then random ones, among them many for which the work is no multiple of the slots."""
     directed = [lengths.challenge(*parts) for parts in DIRECTED]
-    return [*directed, *(lengths.drawn(rng, ROUNDED, slots, n, 90) for slots, n in ((4, 18), (5, 31), (7, 80)))]
+    drawn = [lengths.drawn(rng, ROUNDED, slots, n, 90) for slots, n in ((4, 18), (5, 31), (7, 80))]
+    return [*directed, *drawn, *lengths.misuse()]
 
 
-drive, judge = lengths.drive, lengths.judge
+drive = lengths.drive
+
+
+def judge(challenge: dict, transcript: dict, expected: dict) -> list[Case]:
+    """The number is determined; if it is too large by no more than a step of the work, rounding is the mistake."""
+    got, hint = transcript.get("returned"), None
+    if batches.is_number(got) and challenge["slots"] and got <= sum(challenge["lengths"]) // challenge["slots"] + 1:
+        hint = 2
+    return lengths.judge(challenge, transcript, expected, NO_MORE, hint)
 
 
 def show(challenge: dict) -> str:

@@ -2,7 +2,7 @@
 
 from random import Random
 
-from servelab.exercise import CaseSpec
+from servelab.exercise import Case, CaseSpec
 from servelab.exercises.static_batching import _lengths as lengths
 
 ANSWERS = ("fcfs_steps",)
@@ -11,9 +11,10 @@ HANDED, ORDER = "a freed slot is taken at once", "first come, first served"
 CASES = (
     CaseSpec(ENOUGH, 1),
     CaseSpec(WHOLE, 1, 2),
-    CaseSpec(HANDED, 2, 3),
     CaseSpec(ORDER, 2, 3),
+    CaseSpec(HANDED, 2, 3),
     CaseSpec(lengths.KEPT, 2),
+    CaseSpec(lengths.MISUSE, 1),
 )
 DIRECTED: tuple[tuple[str, int, list[int]], ...] = (
     (ENOUGH, 1, [1]),
@@ -23,9 +24,10 @@ DIRECTED: tuple[tuple[str, int, list[int]], ...] = (
     (HANDED, 1, [2, 3]),
     (HANDED, 2, [4, 1, 3]),
     (HANDED, 2, [1, 5, 2, 2]),
+    (HANDED, 2, [4, 1, 2, 5]),
     (HANDED, 3, [6, 1, 4, 1, 1, 3]),
-    (ORDER, 2, [1, 1, 4]),
-    (ORDER, 2, [4, 1, 2, 5]),
+    (ORDER, 2, [1, 1, 4]),  # the longest first, or the last first, would need fewer steps
+    (ORDER, 2, [1, 2, 1, 2]),  # so would the shortest first
     (ORDER, 3, [1, 2, 3, 9]),
     (ENOUGH, 9, lengths.Q1),
     (HANDED, 9, [2000] + [20] * 800),
@@ -37,11 +39,16 @@ DIRECTED: tuple[tuple[str, int, list[int]], ...] = (
 def challenges(rng: Random) -> list[dict]:
     """Directed queues, then random ones."""
     directed = [lengths.challenge(*parts) for parts in DIRECTED]
-    sizes = ((HANDED, 4, 18), (ORDER, 5, 31), (ORDER, 7, 80))
-    return [*directed, *(lengths.drawn(rng, case, slots, n, 90) for case, slots, n in sizes)]
+    drawn = [lengths.drawn(rng, HANDED, slots, n, 90) for slots, n in ((4, 18), (5, 31), (7, 80))]
+    return [*directed, *drawn, *lengths.misuse()]
 
 
-drive, judge = lengths.drive, lengths.judge
+drive = lengths.drive
+
+
+def judge(challenge: dict, transcript: dict, expected: dict) -> list[Case]:
+    """The number is determined; with a slot for everyone, neither order nor a freed slot can make it too large."""
+    return lengths.judge(challenge, transcript, expected, ENOUGH if challenge["case"] == ENOUGH else HANDED)
 
 
 def show(challenge: dict) -> str:

@@ -8,7 +8,7 @@ QUIZ = Quiz(
         "Q1 alone": "Which request decides how long the nine take, whoever leaves early?",
         "padding share": "How many prompt cells has the rectangle, and how many of them hold a token?",
         "by hand": "Write down for each of the four slots when it is free, request by request.",
-        "gains nothing": "When does a static batch have neither a held cell nor an empty one?",
+        "gains nothing": "Compare the finish of both schedules.",
         "gains most": "Draw batches in which one request works and the others are done after a step.",
         "which waste": "How long does a batch run, and how long does it take to fill?",
     }

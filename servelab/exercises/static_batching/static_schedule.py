@@ -5,17 +5,20 @@ from random import Random
 
 from servelab.exercise import Case, CaseSpec
 from servelab.exercises.static_batching import _batches as batches
-from servelab.plain import close, dumps
+from servelab.plain import close, dumps, plain, text
 
 ANSWERS = ("static_schedule",)
+RETURNS, USEFUL = "returns a list of batches", "counts the tokens of prompt and answer"
 SERVED, STARTS, RUNS = "first come, first served", "starts when it is full", "runs to its longest answer"
 PADS, HOLDS, EMPTY = "pads prompts to the batch's longest", "holds what has finished", "shows the empty slots"
 KEPT, MISUSE = "leaves its input alone", "refuses misuse"
 CASES = (
+    CaseSpec(RETURNS, hint=2),
     CaseSpec(SERVED, hint=1, weight=3),
     CaseSpec(STARTS, hint=1, weight=3),
     CaseSpec(RUNS, hint=2, weight=3),
     CaseSpec(PADS, hint=3, weight=2),
+    CaseSpec(USEFUL, hint=3),
     CaseSpec(HOLDS, hint=3, weight=2),
     CaseSpec(EMPTY, hint=3, weight=2),
     CaseSpec(KEPT, hint=1),
@@ -44,7 +47,7 @@ DIRECTED: tuple[tuple[int, list[list[int]]], ...] = (
 
 def challenges(rng: Random) -> list[dict]:
     """Misuse, directed cases, then random ones with requests out of order and gaps between arrivals."""
-    misuse = [{"batch_size": size, "requests": [[0, 1, 1], [2, 1, 1]]} for size in (0, -1)]
+    misuse = [{"batch_size": size, "requests": rows} for size in (0, -1) for rows in ([], [[0, 1, 1], [2, 1, 1]])]
     directed = [{"batch_size": size, "requests": [list(row) for row in rows]} for size, rows in DIRECTED]
     drawn = [{"batch_size": size, "requests": _requests(rng, n)} for size, n in ((3, 7), (4, 16), (5, 33))]
     return [*misuse, *directed, *drawn]
@@ -63,10 +66,13 @@ def drive(challenge: dict, static_schedule) -> dict:
     """Call the function once; its schedule or its refusal, and whether its list is as it was."""
     given = batches.requests(challenge["requests"])
     before = list(given)
-    try:
-        made = batches.schedule_data(static_schedule(given, challenge["batch_size"]))
-    except ValueError as error:
-        return {"refused": str(error)[:200]}
+    if challenge["batch_size"] < 1:
+        static_schedule([], 1)  # what is not written, or refuses everything, has not refused this
+        try:
+            return {"instead": plain(static_schedule(given, challenge["batch_size"]))}
+        except ValueError as error:
+            return {"refused": text(error, 200)}
+    made = batches.schedule_data(static_schedule(given, challenge["batch_size"]))
     return {"schedule": made, "unchanged": given == before}
 
 
@@ -74,29 +80,43 @@ def judge(challenge: dict, transcript: dict, expected: dict) -> list[Case]:
     """Batches and cells are determined; which slot of its batch a request has is not."""
     if "refused" in expected:
         refused = "refused" in transcript
-        return [Case(MISUSE, refused, "" if refused else "expected a ValueError, got a schedule")]
-    if "refused" in transcript:
-        return [Case(SERVED, False, f"your code raised ValueError: {transcript['refused']}")]
+        got = "" if refused else f"expected a ValueError, got {batches.shown(transcript['instead'])}"
+        return [Case(MISUSE, refused, got)]
+    problem = _no_schedule(challenge, transcript["schedule"])
+    if problem:
+        return [Case(RETURNS, False, problem)]
     kept = transcript["unchanged"] is True
     return [
+        Case(RETURNS, True),
         *_compare(challenge, transcript["schedule"], expected["schedule"]),
         Case(KEPT, kept, "" if kept else "the list was changed"),
     ]
 
 
-def _compare(challenge: dict, got: list | dict, want: list) -> list[Case]:
-    """The order of the requests, then how they are cut into batches, then everything else."""
+def _no_schedule(challenge: dict, got: list | dict) -> str:
+    """Why this is not a schedule at all."""
     if isinstance(got, dict):
-        return [Case(SERVED, False, f"expected a list of Batch, got {batches.shown(got['instead'])}")]
+        return f"expected a list of Batch, got {batches.shown(got['instead'])}"
+    if challenge["requests"] and not got:
+        return "expected a list of Batch, got an empty list"
+    for index, batch in enumerate(got):
+        for name in ("start", "finish"):
+            if not batches.is_number(batch[name]):
+                return f"batch {index}, {name}: expected a number, got {batches.shown(batch[name])}"
+    return ""
+
+
+def _compare(challenge: dict, got: list, want: list) -> list[Case]:
+    """The order of the requests, then how they are cut into batches, then everything else."""
     problem = _out_of_order(challenge, got)
     if problem:
         return [Case(SERVED, False, problem)]
     for index, (mine, right) in enumerate(zip(got, want, strict=False)):
         if len(_taken(mine)) != len(_taken(right)):
-            text = f"batch {index}: expected {len(_taken(right))} requests, got {len(_taken(mine))}"
-            return [Case(SERVED, True), Case(STARTS, False, text)]
+            message = f"batch {index}: expected {len(_taken(right))} requests, got {len(_taken(mine))}"
+            return [Case(SERVED, True), Case(STARTS, False, message)]
     pairs = list(zip(got, want, strict=True))
-    return [Case(SERVED, True), *(_case(case, look, pairs) for case, look in LOOKS.items())]
+    return [Case(SERVED, True), _starts(pairs), *(_case(case, look, pairs) for case, look in LOOKS.items())]
 
 
 def _out_of_order(challenge: dict, got: list[dict]) -> str:
@@ -134,32 +154,45 @@ def _taken(batch: dict) -> list[dict]:
     return sorted((slot for slot in batch["slots"] if slot["request"]), key=lambda slot: dumps(slot["request"]))
 
 
-def _moment(batch: dict) -> list:
-    return [("start", batch["start"])]
+def _starts(pairs: list[tuple[dict, dict]]) -> Case:
+    """A start is right, too, if nothing but the answer's own finish of the batch before has moved it."""
+    free = 0
+    for index, (mine, right) in enumerate(pairs):
+        full = max(slot["request"][0] for slot in _taken(right))
+        if mine["start"] not in (right["start"], max(free, full)):
+            return Case(STARTS, False, f"batch {index}, start: expected {right['start']}, got {mine['start']}")
+        free = mine["finish"]
+    return Case(STARTS, True)
 
 
 def _duration(batch: dict) -> list:
     return [("finish - start", batch["finish"] - batch["start"])]
 
 
+def _cells(batch: dict, label: str) -> list:
+    return [(f"{_named([slot['request']])}: {label}", slot[label]) for slot in _taken(batch)]
+
+
 def _padding(batch: dict) -> list:
-    return [(f"{_named([slot['request']])}: padding", slot["padding"]) for slot in _taken(batch)]
+    return _cells(batch, "padding")
 
 
-def _tokens(batch: dict) -> list:
-    rows = [(_named([slot["request"]]), slot) for slot in _taken(batch)]
-    return [(f"{name}: {label}", slot[label]) for name, slot in rows for label in ("useful", "held")]
+def _useful(batch: dict) -> list:
+    return _cells(batch, "useful")
+
+
+def _held(batch: dict) -> list:
+    return _cells(batch, "held")
 
 
 def _empty(batch: dict) -> list:
     """Slots, the cells of those without a request by label, and empty cells in the others."""
     free = [[slot[label] for label in batches.LABELS] for slot in batch["slots"] if not slot["request"]]
-    in_use = sum(slot["empty"] for slot in _taken(batch))
     cells = f"[{', '.join(batches.LABELS)}] of the slots that nobody has"
-    return [("number of slots", len(batch["slots"])), (cells, free), ("empty cells of the slots in use", in_use)]
+    return [("number of slots", len(batch["slots"])), (cells, free), *_cells(batch, "empty")]
 
 
-LOOKS = {STARTS: _moment, RUNS: _duration, PADS: _padding, HOLDS: _tokens, EMPTY: _empty}
+LOOKS = {RUNS: _duration, PADS: _padding, USEFUL: _useful, HOLDS: _held, EMPTY: _empty}
 
 
 def show(challenge: dict) -> str:

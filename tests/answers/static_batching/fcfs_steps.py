@@ -1,6 +1,7 @@
 """Answers to the FCFS steps."""
 
 from servelab.answers import right, wrong
+from servelab.batching import require_lengths
 
 
 def listed(lengths, slots, pick=min):
@@ -14,6 +15,8 @@ def listed(lengths, slots, pick=min):
 @right("step by step")
 def step_by_step(reference):
     def fcfs_steps(lengths, slots):
+        if slots <= 0 or len(lengths) == 0 or any(n <= 0 for n in lengths):
+            raise ValueError("nothing to do, or nobody to do it")
         waiting, running, steps = list(lengths), [], 0
         while waiting or running:
             while waiting and len(running) < slots:
@@ -30,6 +33,7 @@ def with_numpy(reference):
     import numpy as np
 
     def fcfs_steps(lengths, slots):
+        require_lengths(lengths, slots)
         free = np.zeros(slots, dtype=np.int64)
         for length in lengths:
             free[free.argmin()] += length
@@ -115,3 +119,31 @@ def empties(reference):
         return max(free)
 
     return fcfs_steps
+
+
+@wrong("the given check deleted", case="refuses misuse")
+def unchecked(reference):
+    return lambda lengths, slots: listed(lengths, slots)
+
+
+@wrong("lengths of 0 accepted", case="refuses misuse")
+def zero_lengths(reference):
+    def fcfs_steps(lengths, slots):
+        return reference.fcfs_steps([max(1, n) for n in lengths], slots)
+
+    return fcfs_steps
+
+
+@wrong("no slots taken for one", case="refuses misuse")
+def no_slots(reference):
+    return lambda lengths, slots: reference.fcfs_steps(lengths, max(1, slots))
+
+
+@wrong("no requests take no steps", case="refuses misuse")
+def no_requests(reference):
+    return lambda lengths, slots: reference.fcfs_steps(lengths, slots) if lengths else 0
+
+
+@wrong("everything is refused", case="refuses misuse")
+def all_refused(reference):
+    return lambda lengths, slots: reference.fcfs_steps(lengths, 0)

@@ -205,6 +205,38 @@ def extra_prefill(reference):
     return changed(reference, lambda b: replace(b, finish=b.finish + 1))
 
 
+def one_by_one(lasts):
+    """Full batches in order of arrival, each of which lasts ``lasts(members)`` steps; the next one waits for that."""
+
+    def static_schedule(requests, batch_size):
+        if batch_size < 1:
+            raise ValueError("no slots")
+        order, schedule, free = sorted(requests, key=lambda r: r.arrival), [], 0
+        for first in range(0, len(order), batch_size):
+            members = order[first : first + batch_size]
+            made = rectangle(members, batch_size, max(free, members[-1].arrival))
+            free = made.start + lasts(members)
+            schedule.append(replace(made, finish=free))
+        return schedule
+
+    return static_schedule
+
+
+@wrong("prompt columns take time, and the next batch waits for them", case="runs to its longest answer")
+def prompts_delay(reference):
+    return one_by_one(lambda members: max(r.prompt for r in members) + max(r.output for r in members))
+
+
+@wrong("the next batch starts a step later", case="starts when it is full")
+def a_step_later(reference):
+    return changed(reference, lambda b: _moved(b, b.start + (b.start > 0)))
+
+
+@wrong("a step between two batches, as part of the first", case="runs to its longest answer")
+def a_step_between(reference):
+    return one_by_one(lambda members: max(r.output for r in members) + 1)
+
+
 @wrong("prompt columns take time", case="runs to its longest answer")
 def prompts_take_time(reference):
     return changed(reference, lambda b: replace(b, finish=b.start + b.columns))
@@ -235,7 +267,7 @@ def global_padding(reference):
     return static_schedule
 
 
-@wrong("held counted as useful", case="holds what has finished")
+@wrong("held counted as useful", case="counts the tokens of prompt and answer")
 def held_is_useful(reference):
     return slots_changed(reference, lambda s: replace(s, useful=s.useful + s.held, held=0))
 
@@ -245,7 +277,7 @@ def leaves(reference):
     return slots_changed(reference, lambda s: replace(s, held=0, empty=s.empty + s.held))
 
 
-@wrong("the prompt is not useful", case="holds what has finished")
+@wrong("the prompt is not useful", case="counts the tokens of prompt and answer")
 def prompt_not_useful(reference):
     return slots_changed(reference, lambda s: replace(s, useful=s.request.output if s.request else 0))
 
@@ -273,6 +305,44 @@ def sorts(reference):
     def static_schedule(requests, batch_size):
         requests.sort(key=lambda r: r.arrival)
         return reference.static_schedule(requests, batch_size)
+
+    return static_schedule
+
+
+@wrong("nothing returned", case="returns a list of batches")
+def nothing(reference):
+    return lambda requests, batch_size: None
+
+
+@wrong("no batches", case="returns a list of batches")
+def no_batches(reference):
+    return lambda requests, batch_size: []
+
+
+@wrong("moments left out", case="returns a list of batches")
+def no_moments(reference):
+    return changed(reference, lambda b: replace(b, finish=None))
+
+
+@wrong("a batch size without requests is not checked", case="refuses misuse")
+def unchecked_without_requests(reference):
+    return lambda requests, batch_size: reference.static_schedule(requests, batch_size) if requests else []
+
+
+@wrong("only a negative batch size is refused", case="refuses misuse")
+def only_negative(reference):
+    def static_schedule(requests, batch_size):
+        if batch_size == 0:
+            return []
+        return reference.static_schedule(requests, batch_size)
+
+    return static_schedule
+
+
+@wrong("everything is refused", case="refuses misuse")
+def all_refused(reference):
+    def static_schedule(requests, batch_size):
+        raise ValueError("no")
 
     return static_schedule
 
