@@ -201,6 +201,7 @@ check("start_here.reflection", answers)
 # | unit | you write | the question behind it |
 # |---|---|---|
 # | 00 start here | `slot_utilisation` | what does a static batch waste? |
+# | 01 memory | bytes of KV cache and weights, per model, card and layout; floors of a step's time | what fits on a GPU, and what bounds its speed? |
 # | 02 static batching | the schedule of static batches, their wastes, the bound and the FCFS steps of continuous batching | what exactly is wasted, and what can be won back? |
 # | 03 paged KV | allocator, block table, copy-on-write, prefix cache, paged attention | how is KV memory handed out so that nearly all of it holds tokens? |
 #

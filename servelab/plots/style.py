@@ -23,6 +23,8 @@ COLOURS = {
     "reserved": "#E69F00",
     "internal": "#F0E442",
     "external": "#882255",
+    # what else lies in a GPU's memory
+    "weights": "#332288",
     # what a block is
     "free": "#FFFFFF",
     "cached": "#B5DDCB",

@@ -18,6 +18,7 @@ SIGHT = {
 SIDE_BY_SIDE = {
     "steps": ["prefill", "decode", "idle", "preempted", "communication"],
     "slots": ["used", "reserved", "internal", "external", "free"],
+    "memory": ["weights", "used", "free"],
     "blocks": ["free", "cached", "used", "shared"],
     "cells": ["useful", "padding", "held", "empty"],
 }

@@ -1,0 +1,1 @@
+"""Unit 01, memory: the serving ledger."""
