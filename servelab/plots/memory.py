@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import matplotlib.pyplot  # noqa: F401 (with it imported, notebooks show a figure as a picture)
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 

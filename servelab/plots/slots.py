@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
-import matplotlib.pyplot  # noqa: F401 (with it imported, notebooks show a figure as a picture)
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import matplotlib as mpl
+import matplotlib.pyplot as plt
 from matplotlib.patches import Patch
 
 COLOURS = {
@@ -61,6 +62,10 @@ RC: dict[Any, Any] = {
     "hatch.linewidth": 0.6,
     "svg.hashsalt": "servelab",
 }
+
+
+# A notebook shows a figure as a picture only once its backend is loaded, and making a `Figure` does not load it.
+plt.switch_backend(mpl.get_backend())
 
 
 def styled() -> AbstractContextManager:

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
-import matplotlib.pyplot  # noqa: F401 (with it imported, notebooks show a figure as a picture)
 from matplotlib.figure import Figure
 
 from servelab.plots import style
