@@ -140,6 +140,14 @@ def require_raised(where: str, error: str, outcome: dict, show: Callable[[Any], 
         raise Broken(f"{where}: expected {error}{instead(outcome)}")
 
 
+def require_ref_count(where: str, holders: list[int], block: int, outcome: dict) -> None:
+    """The call tells how many hold the block, or refuses one that does not exist."""
+    if 0 <= block < len(holders):
+        require_returned(where, holders[block], outcome)
+    else:
+        require_raised(where, "ValueError", outcome)
+
+
 def require_granted(where: str, n: int, free: list[int], outcome: dict) -> list[int]:
     """The ids that an ``allocate`` returned; stop the run unless they are ``n`` of the free ones."""
     got: Any = outcome.get("returned")

@@ -203,10 +203,7 @@ class Referee:
             steps.require_raised(where, "ValueError", outcome)
 
     def ref_count(self, where: str, block: int, outcome: dict) -> None:
-        if 0 <= block < len(self.holders):
-            steps.require_returned(where, self.holders[block], outcome)
-        else:
-            steps.require_raised(where, "ValueError", outcome)
+        steps.require_ref_count(where, self.holders, block, outcome)
 
 
 def judge(challenge: dict, transcript: list, expected: list) -> list[Case]:

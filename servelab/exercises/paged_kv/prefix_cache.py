@@ -326,10 +326,7 @@ class Referee:
 
     def ref_count(self, block: int) -> None:
         where, outcome = self.next_call()
-        if 0 <= block < len(self.holders):
-            steps.require_returned(where, self.holders[block], outcome)
-        else:
-            steps.require_raised(where, "ValueError", outcome)
+        steps.require_ref_count(where, self.holders, block, outcome)
 
 
 def judge(challenge: dict, transcript: list, expected: list) -> list[Case]:
