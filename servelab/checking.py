@@ -8,8 +8,10 @@ cell's result, which nbgrader takes as partial credit.
 
 import contextlib
 import hashlib
+import inspect
 import io
 import json
+import linecache
 import os
 import re
 import sys
@@ -17,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from servelab import exercise as exercises
 from servelab import plain, verdicts
@@ -64,7 +67,7 @@ def check(name: str, *answers) -> None:
     unwritten = not verdict.passed and all(_not_written(outcome) for outcome in recorded)
     failed_on = verdict.first_failure.failed_on if verdict.first_failure else None
     _show(exercise, probes, verdict, "" if failed_on is None else printed[failed_on], unwritten)
-    _remember(exercise, verdict)
+    _remember(exercise, verdict, answers)
     _emit_score(exercise, verdict)
     if unwritten:
         raise CheckFailed(f"{' and '.join(exercise.answers)}: not written yet")
@@ -161,18 +164,26 @@ def _emit_score(exercise: Exercise, verdict: Verdict) -> None:
         _shell().displayhook(verdict.score(worth))
 
 
-def _remember(exercise: Exercise, verdict: Verdict) -> None:
+def in_work() -> bool:
+    """Whether this runs on a notebook of the learner's: in a folder below ``work/``."""
+    try:
+        return work_dir().resolve() in Path.cwd().resolve().parents
+    except OSError:  # a folder that was removed
+        return False
+
+
+def _remember(exercise: Exercise, verdict: Verdict, answers: tuple) -> None:
     """Write the result down for `servelab progress`, when this runs on a learner's notebook in ``work/``."""
+    if not in_work():
+        return
     folder = work_dir() / ".servelab" / "progress"
     result = {
         "exercise": exercise.name,
         "fraction": verdict.fraction,
         "when": int(time.time()),
-        "source": _source(exercise),
+        "source": _source(exercise, answers),
     }
     try:
-        if work_dir().resolve() not in Path.cwd().resolve().parents:
-            return
         folder.mkdir(parents=True, exist_ok=True)
         handle, scratch = tempfile.mkstemp(dir=folder, suffix=".tmp")
         with open(handle, "w", encoding="utf-8") as file:
@@ -188,12 +199,31 @@ def source_hash(source: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _source(exercise: Exercise) -> str:
-    """The hash of the newest executed cell that defines the first answer; empty outside a notebook."""
-    cells = getattr(getattr(_shell(), "history_manager", None), "input_hist_raw", [])
-    name = re.escape(exercise.answers[0])
-    defines = re.compile(rf"^(?:(?:class|def) {name}\b|{name}\s*(?::[^=\n]*)?=(?!=))", re.MULTILINE)
-    return next((source_hash(cell) for cell in reversed(cells) if defines.search(cell)), "")
+def _source(exercise: Exercise, answers: tuple) -> str:
+    """The hash of the one executed cell that all answers come from; empty if there is no such cell."""
+    history = getattr(_shell(), "history_manager", None)
+    files = {file for answer in answers for file in _files(answer)}
+    if history is None or not all(exercises.CELL_FILE.search(file) for file in files):
+        return ""
+    cells = list(zip(history.input_hist_raw, history.input_hist_parsed, strict=False))[::-1]
+    texts = {"".join(linecache.getlines(file)).strip() for file in files}
+    if texts:
+        found = [raw for raw, code in cells if {code.strip()} == texts]
+    else:  # plain values do not know their cell
+        name = re.escape(exercise.answers[0])
+        defines = re.compile(rf"^(?:(?:class|def) {name}\b|{name}\s*(?::[^=\n]*)?=(?!=))", re.MULTILINE)
+        found = [raw for raw, _ in cells if defines.search(raw)]
+    return source_hash(found[0]) if found else ""
+
+
+def _files(answer: Any) -> Iterator[str]:
+    """The files of the code of a function, or of a class's own methods; of a decorated one, the decorated code's."""
+    for member in vars(answer).values() if isinstance(answer, type) else [answer]:
+        for name in ("", "__func__", "func", "fget", "fset"):  # of class methods, partial functions, properties
+            with contextlib.suppress(Exception):  # an object that answers no questions
+                inner = inspect.unwrap(getattr(member, name) if name else member)
+                if inspect.isfunction(inner) and inner.__code__.co_filename != "<string>":  # a dataclass's own methods
+                    yield inner.__code__.co_filename
 
 
 class _Start(io.StringIO):

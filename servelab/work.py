@@ -129,6 +129,14 @@ def restore(unit: Unit) -> list[str]:
     return [*notes, *more, f"the notebook as it was: {backup}"]
 
 
+def own_copy(unit: Unit) -> nbformat.NotebookNode | None:
+    """The learner's notebook, repaired but not written; None if there is none that can be read."""
+    try:
+        return repair(released(unit), read_notebook(unit.work, max_bytes=LARGEST)[0], base=_base_notebook(unit))[0]
+    except CourseError:
+        return None
+
+
 @dataclass(frozen=True)
 class Result:
     """Where one exercise stands: ``fraction`` of its points, and whether its cell was edited since it was checked."""
@@ -154,14 +162,15 @@ def progress(unit: Unit) -> list[Result]:
         if not name.endswith("-check"):
             continue
         exercise = find(f"{unit.name}.{name.removesuffix('-check').replace('-', '_')}")
-        kept = _kept_result(exercise.name)
+        kept = kept_result(exercise.name)
         now = source_hash(sources.get(exercise.grade_id, ""))
         edited = bool(kept.get("source")) and kept["source"] != now
         results.append(Result(exercise.name, value, kept.get("fraction"), edited))
     return results
 
 
-def _kept_result(name: str) -> dict:
+def kept_result(name: str) -> dict:
+    """What the last check of an exercise left for `progress`; empty if there was none or it cannot be read."""
     try:
         kept = json.loads((_state() / "progress" / f"{name}.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
