@@ -19,6 +19,7 @@ COLOURS = {
     "idle": "#DDDDDD",
     "preempted": "#D55E00",
     "communication": "#CC79A7",
+    "compute": "#225555",
     # what a slot of KV memory holds
     "used": "#009E73",
     "reserved": "#E69F00",
@@ -35,6 +36,10 @@ COLOURS = {
     "padding": "#DDCC77",
     "held": "#CC6677",
     "empty": "#F2F2F2",
+    # what a chunk on a rank holds, on its way to a sum
+    "own share": "#F2D7B6",
+    "partial sum": "#D9A05B",
+    "whole sum": "#5C2A6B",
 }
 HATCHES = {
     "internal": "...",
@@ -45,6 +50,7 @@ HATCHES = {
     "idle": "..",
     "padding": "...",
     "held": "xx",
+    "partial sum": "//",
 }
 SEQUENCES = ("#77AADD", "#EE8866", "#EEDD88", "#FFAABB", "#99DDFF", "#BBCC33")  # light: text goes on top
 INK = "#222222"

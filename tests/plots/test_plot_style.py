@@ -17,10 +17,12 @@ SIGHT = {
 }
 SIDE_BY_SIDE = {
     "steps": ["prefill", "decode", "idle", "preempted", "communication"],
+    "ranks": ["compute", "communication", "idle"],
     "slots": ["used", "reserved", "internal", "external", "free"],
     "memory": ["weights", "used", "free"],
     "blocks": ["free", "cached", "used", "shared"],
     "cells": ["useful", "padding", "held", "empty"],
+    "chunks": ["own share", "partial sum", "whole sum", "free"],
 }
 
 
