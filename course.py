@@ -34,6 +34,7 @@ HELP = """usage: python3 course.py [--here] [--torch cpu|cuda] COMMAND ...
   progress           show what is done and what comes next
   restore UNIT       repair a damaged notebook; answers are kept
   doctor             look over this machine and the environment
+  fetch-model        download the optional real model (93 MB)
 
   release OUT.zip    pack the student version                      (instructors)
   grade SUBMISSIONS  grade a folder of notebooks                   (instructors)

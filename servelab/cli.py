@@ -34,6 +34,7 @@ def _parser(argv: list[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="servelab", description="A course on LLM serving, with graded exercises.")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     _add_learner(commands)
+    _add_from_module(commands, argv, "fetch-model", "servelab.fetch", "download the optional real model (93 MB)")
     _add_from_module(commands, argv, "release", "servelab.bundle", "instructor: zip the student version of the course")
     _add_from_module(commands, argv, "grade", "autograder.command", "instructor: grade a folder or zip of notebooks")
     _add_from_module(commands, argv, "build", "servelab.build", "contributor: rebuild notebooks/ and data/expected/")

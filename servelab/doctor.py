@@ -45,7 +45,8 @@ def machine() -> dict:
 
 def examine() -> list[Finding]:
     """Every finding, in the order in which a person would want to read them."""
-    looks: tuple[Callable[[], Finding], ...] = (_python, _packages, _torch, _built, _work, _disk, _sandbox)
+    looks: tuple[Callable[[], Finding], ...]
+    looks = (_python, _packages, _torch, _ranks, _built, _work, _disk, _real_model, _sandbox)
     return [look() for look in looks]
 
 
@@ -77,6 +78,24 @@ def _torch() -> Finding:
     return Finding("torch", True, f"{found['torch']}; {gpus}; {found['cores']} cores, {found['memory_gib']} GiB")
 
 
+def _ranks() -> Finding:
+    """Two processes that communicate, as the units on parallelism start them."""
+    try:
+        from servelab.ranks import Cluster
+
+        seconds = Cluster(2, backend="gloo", timeout=30).run(_meet).seconds
+    except Exception as error:  # whatever stops them is the finding
+        mend = "Real ranks need connections within this machine (loopback). Simulated ranks work without them."
+        return Finding("ranks", False, f"{type(error).__name__}: {str(error).splitlines()[0]}", mend)
+    return Finding("ranks", True, f"2 processes met over gloo, in {seconds * 1e3:.0f} ms")
+
+
+def _meet() -> None:
+    import torch.distributed
+
+    torch.distributed.barrier()
+
+
 def _built() -> Finding:
     missing = [unit.slug for unit in units() if not unit.release.exists()]
     detail = f"missing in {NOTEBOOKS}: {', '.join(missing)}" if missing else f"{len(units())} units"
@@ -99,6 +118,16 @@ def _disk() -> Finding:
     free = shutil.disk_usage(_work_place()).free
     mend = "" if free > ROOM else "Free at least 1 GiB, or notebooks cannot be saved."
     return Finding("free disk", free > ROOM, f"{free / 2**30:.1f} GiB", mend)
+
+
+def _real_model() -> Finding:
+    """The course does without it."""
+    from servelab import fetch
+
+    problem = fetch.problem()
+    if problem:
+        return Finding("real model", None, f"{problem}; the tiny model takes its place", f"{fetch.MEND} (93 MB)")
+    return Finding("real model", True, str(fetch.model_path()))
 
 
 def _sandbox() -> Finding:

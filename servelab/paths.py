@@ -6,12 +6,19 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import platformdirs
+
 from servelab.errors import CourseError
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "data"
 NOTEBOOKS = ROOT / "notebooks"
 SOLUTIONS = ROOT / "solutions"
+
+
+def cache_dir() -> Path:
+    """Where downloads are kept: ``$SERVELAB_CACHE``, or a folder of ours where the system keeps caches."""
+    return Path(os.environ.get("SERVELAB_CACHE") or platformdirs.user_cache_path("servelab", appauthor=False))
 
 
 def work_dir() -> Path:

@@ -18,7 +18,19 @@ from servelab.cli import main
 from servelab.errors import CourseError
 from servelab.paths import ROOT, find_unit, units
 
-COMMANDS = ("learn", "check", "progress", "restore", "doctor", "release", "grade", "build", "exam", "test")
+COMMANDS = (
+    "learn",
+    "check",
+    "progress",
+    "restore",
+    "doctor",
+    "fetch-model",
+    "release",
+    "grade",
+    "build",
+    "exam",
+    "test",
+)
 
 
 def test_help_names_every_command(capsys):
@@ -27,7 +39,7 @@ def test_help_names_every_command(capsys):
     assert left.value.code == 0
     out = capsys.readouterr().out
     for command in COMMANDS:
-        assert re.search(rf"^ +{command} ", out, re.MULTILINE), command
+        assert re.search(rf"^ +{command}\s", out, re.MULTILINE), command
 
 
 def test_no_command_is_wrong_use(capsys):

@@ -21,7 +21,8 @@ def name_of(requirement):
 
 def direct():
     yield from PROJECT["project"]["dependencies"]
-    yield from PROJECT["project"]["optional-dependencies"]["test"]
+    for extra in PROJECT["project"]["optional-dependencies"].values():
+        yield from extra
 
 
 def pins():

@@ -1,0 +1,32 @@
+"""Which model a notebook serves: the real one where it is and somebody watches, otherwise the tiny one."""
+
+from dataclasses import dataclass
+
+import torch
+
+from servelab import fetch
+from servelab.llm.model import LLM, load
+from servelab.llm.tokenizer import ByteTokenizer, Tokenizer
+from servelab.plots.explore import attended
+
+
+@dataclass(frozen=True)
+class Here:
+    """A model with its tokenizer and its name."""
+
+    name: str
+    model: LLM
+    tokenizer: Tokenizer
+
+    def encode(self, text: str) -> list[int]:
+        """The token ids of one message of a chat, up to where the answer begins."""
+        return self.tokenizer.apply_chat_template([{"role": "user", "content": text}])
+
+
+def model_here(dtype: torch.dtype = torch.float32) -> Here:
+    """SmolLM2-135M-Instruct if `servelab fetch-model` has fetched it and a person is there, otherwise the tiny model."""
+    if attended() and not fetch.problem():
+        from servelab.llm import smollm
+
+        return Here("SmolLM2-135M-Instruct", LLM(*smollm.load(dtype)), smollm.tokenizer())
+    return Here("the tiny model", LLM(*load(dtype=dtype)), ByteTokenizer())
