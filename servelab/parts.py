@@ -236,7 +236,8 @@ class Assembly:
         if part is None:
             raise AttributeError(f"unit {self.unit.number} ({self.unit.name}) has no {name!r}")
         todo = [f"  {p.name} ({', '.join(p.answers)}): {p.obstacle}" for p in self.exercises if not p.runs_own]
-        first = f"Finish {part.name} in {self.unit.work}, save it and restart this kernel. Not finished there:"
+        first = f"Finish {part.name} in {self.unit.work}, save it and restart this kernel."
+        first += " Not finished there (it may build on some of these):"
         raise CourseError(
             f"{name} comes from the exercise {part.name} of unit {self.unit.number}, which is not finished",
             where=f"{self.unit.name}.{name}",

@@ -174,6 +174,12 @@ def close(got: Any, expected: Any, *, rtol: float = 0.0, atol: float = 0.0) -> b
     return same_keys and all(close(got[key], expected[key], rtol=rtol, atol=atol) for key in expected)
 
 
+def told_apart(one: float, other: float, digits: int = 6) -> tuple[str, str]:
+    """Two numbers as text, with as many digits as it takes to see that they differ, ``digits`` at least."""
+    pairs = [(f"{one:.{count}g}", f"{other:.{count}g}") for count in range(digits, 18)]
+    return next((pair for pair in pairs if pair[0] != pair[1]), pairs[0])
+
+
 def _within(got: int | float, expected: int | float, rtol: float, atol: float) -> bool:
     """Exact where no tolerance is given: Python compares an ``int`` with a ``float`` without rounding either."""
     return got == expected or abs(got - expected) <= atol + rtol * abs(expected) > 0

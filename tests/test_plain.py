@@ -356,3 +356,17 @@ def test_one_changed_element_is_noticed(values, index):
     got = want.copy()
     got[index % len(values)] += 1 + abs(got[index % len(values)])
     assert close(*arrays(want, want)) and not close(*arrays(got, want), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "texts"),
+    [
+        (18, 9.0, ("18", "9")),
+        (5.119771e-05, 5.119772e-05, ("5.119771e-05", "5.119772e-05")),
+        (1 / 3, math.nextafter(1 / 3, 1), ("0.3333333333333333", "0.3333333333333334")),
+        (1.5, 1.5, ("1.5", "1.5")),
+        (1.0, math.nan, ("1", "nan")),
+    ],
+)
+def test_two_numbers_have_the_digits_that_tell_them_apart(one, other, texts):
+    assert plain.told_apart(one, other) == texts

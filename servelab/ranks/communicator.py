@@ -23,6 +23,8 @@ REDUCTIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 class Communicator:
     """The collectives of one group. With one rank, or outside of ranks, nothing is sent or recorded.
 
+    Autograd sees none of them, so a tensor of a graph is refused: call them in an autograd function, or detach it.
+
     Parameters
     ----------
     group : ProcessGroup, optional
@@ -58,6 +60,7 @@ class Communicator:
 
         A function of one's own sums; for the maximum torch's is used.
         """
+        _require_outside_graph("all_reduce", tensor)
         if self.size > 1:
             buffer = tensor.detach().reshape(-1).contiguous()
             own = self._own["all_reduce"] if op == "sum" else None
@@ -69,6 +72,7 @@ class Communicator:
 
     def all_gather(self, tensor: torch.Tensor, dim: int = 0) -> torch.Tensor:
         """A new tensor: those of all ranks, which have one shape, side by side along ``dim`` in the order of ranks."""
+        _require_outside_graph("all_gather", tensor)
         if self.size == 1:
             return tensor.detach().clone()
         mine = tensor.detach().contiguous()
@@ -84,6 +88,7 @@ class Communicator:
 
     def reduce_scatter(self, tensor: torch.Tensor, dim: int = 0) -> torch.Tensor:
         """A new tensor: of the sum over all ranks, this rank's one of ``size`` equal parts along ``dim``."""
+        _require_outside_graph("reduce_scatter", tensor)
         if self.size == 1:
             return tensor.detach().clone()
         if tensor.shape[dim] % self.size:
@@ -100,6 +105,7 @@ class Communicator:
 
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> torch.Tensor:
         """Replace ``tensor``, in place, by that of the group's rank ``source``, and return it."""
+        _require_outside_graph("broadcast", tensor)
         if self.size > 1:
             buffer = tensor.detach().reshape(-1).contiguous()
             dist.broadcast(buffer, self.ranks[source], self.group)
@@ -121,6 +127,18 @@ class Communicator:
             here.record(event)
         elif own and tracer:
             tracer.events.append(event)
+
+
+def _require_outside_graph(name: str, tensor: torch.Tensor) -> None:
+    """Refuse what is no tensor, and a tensor whose gradient would be lost without a word."""
+    if not isinstance(tensor, torch.Tensor):
+        none = "; the gradient of a parameter that had no part in the result is None" if tensor is None else ""
+        raise TypeError(f"comm.{name} takes a tensor, got an object of type {type(tensor).__name__}{none}")
+    if torch.is_grad_enabled() and tensor.requires_grad:
+        raise RuntimeError(
+            f"comm.{name} was given a tensor of autograd's graph, and autograd does not see what comm does: "
+            "use a function with a backward pass of its own, such as f or g, or give it a detached tensor"
+        )
 
 
 def split(comm: Communicator, size: int) -> Communicator:

@@ -71,6 +71,9 @@ class SimGroup(ProcessGroup):
         super().__init__(ranks.index(member.index), len(ranks))
         self._exchange, self._member, self._name, self._ranks = exchange, member, name, tuple(ranks)
 
+    def __repr__(self) -> str:
+        return f"of the ranks {', '.join(map(str, self._ranks))}"
+
     @property
     def group_name(self) -> str:
         return self._name

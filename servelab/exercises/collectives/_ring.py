@@ -1,0 +1,136 @@
+"""What the checks of the three ring exercises share: the runs, and what a ring sends to whom and how fast."""
+
+import math
+from collections.abc import Callable, Collection
+from random import Random
+from typing import Any
+
+from servelab.exercise import Case, CaseSpec
+from servelab.exercises.collectives import _ranks as ranks
+from servelab.plain import decode_array, type_name
+
+ELEMENTS, RING, AT_ONCE = "sends no more than it must", "talks to its neighbours only", "all links work at once"
+STRIDED = "no strided tensor comes back unchanged"
+REFUSALS = (RuntimeError, ValueError, TypeError)
+BASIC = (CaseSpec(ranks.RUNS, hint=1), CaseSpec(ranks.OWN_MESSAGES, hint=1))
+GENERAL = (
+    CaseSpec(ranks.ANY, hint=2, weight=2),
+    CaseSpec(ranks.ALONE, hint=2),
+    CaseSpec(ranks.UNEVEN, hint=3, weight=2),
+    CaseSpec(ELEMENTS, hint=2, weight=3),
+    CaseSpec(RING, hint=1),
+    CaseSpec(AT_ONCE, hint=1),
+    CaseSpec(ranks.GROUP, hint=3, weight=2),
+    CaseSpec(ranks.SHAPES, hint=3),
+    CaseSpec(STRIDED, hint=3),
+)
+
+
+def challenges(rng: Random, basic: str) -> list[dict]:
+    """Two ranks first; sizes that p divides, then those that it does not, fewer elements than ranks, none; groups.
+
+    Then tensors of other shapes, and one that is no contiguous piece of memory.
+    """
+    k, p = rng.randrange(9), rng.choice((6, 7))
+    shapes = [(3, [2, 5]), (2, []), (4, [2, 1, 7])]
+    return [
+        ranks.challenge(basic, 2, 4, k),
+        ranks.challenge(ranks.ALONE, 1, 3, k),
+        ranks.challenge(ranks.ANY, 3, 6, k),
+        ranks.challenge(basic, 4, 8, k),
+        ranks.challenge(ranks.UNEVEN, 2, 3, k),
+        ranks.challenge(ranks.UNEVEN, 3, 7, k),
+        ranks.challenge(ranks.UNEVEN, 4, 2, k),
+        ranks.challenge(ranks.UNEVEN, 3, 0, k),
+        ranks.challenge(ranks.ANY, 5, 10, k),
+        ranks.challenge(ranks.UNEVEN, p, p * rng.randint(3, 5) + rng.randint(3, p - 1), k),
+        ranks.challenge(ranks.ANY, 8, 8 * rng.randint(2, 4), k),
+        ranks.challenge(ranks.GROUP, 4, 6, k, groups=[[1, 2, 3]]),
+        ranks.challenge(ranks.GROUP, 5, 6, k, groups=[[0, 2, 4], [1, 3]]),
+        *(ranks.challenge(ranks.SHAPES, world, math.prod(shape), k, shape=shape) for world, shape in shapes),
+        ranks.challenge(STRIDED, 2, 6, k, shape=[2, 3]),
+    ]
+
+
+def attempt(challenge: dict, group: Any, rank: int, function: Callable) -> tuple[Any, Any, str]:
+    """Call a ring on a rank's tensor: the tensor, what was returned, and the type of the error that refused a strided
+    tensor, empty if none did."""
+    mine, returned, refused = ranks.tensor(challenge, rank), None, ""
+    strided = challenge["case"] == STRIDED
+    mine = mine.t().contiguous().t() if strided else mine
+    try:
+        returned = function(mine, *ranks.given(group))
+    except NotImplementedError:
+        raise
+    except REFUSALS as error:
+        if not strided:
+            raise
+        refused = type_name(error)
+    return mine, returned, refused
+
+
+def strided(transcript: dict, name: str, want: Callable[[int], list[float]]) -> Case:
+    """Whether a strided tensor was refused on every rank, as torch.distributed does, or else ``name`` is right there.
+
+    ``want(r)`` are its elements on rank r.
+    """
+    if "failed" in transcript:
+        return Case(STRIDED, False, ranks.broken_off(transcript))
+    if all("refused" in value for value in transcript["values"]):
+        return Case(STRIDED, True)
+    for rank, value in enumerate(transcript["values"]):
+        got = decode_array(value[name]).reshape(-1).tolist() if name in value else None
+        if got != want(rank):
+            message = f"rank {rank}: not all ranks refused the tensor, and it does not hold what it should"
+            return Case(STRIDED, False, f"{message}; did a copy get it?")
+    return Case(STRIDED, True)
+
+
+def shown_strided(challenge: dict) -> str:
+    """What makes the tensor of a challenge strided, as Python for the learner; empty if it is not."""
+    return ".t().contiguous().t()" if challenge["case"] == STRIDED else ""
+
+
+def cuts(challenge: dict) -> list[slice]:
+    """Where the chunks of a run in one group lie in the flat tensor."""
+    sizes = ranks.chunk_sizes(challenge["n"], challenge["world"])
+    return [slice(sum(sizes[:index]), sum(sizes[: index + 1])) for index in range(len(sizes))]
+
+
+def judge(
+    challenge: dict, transcript: dict, rounds: int, allowed: Callable[[int, list[int]], Collection[int]]
+) -> list[Case]:
+    """The traffic of a ring that goes round ``rounds`` times, less one hop each.
+
+    ``allowed(r, sizes)`` are the numbers of elements that rank r of a group may send, given the sizes of the chunks.
+    """
+    hops = rounds * (max(map(len, ranks.groups_of(challenge))) - 1)
+    own = ranks.own_messages(transcript)
+    if not own.passed:
+        return [own]
+    return [
+        own,
+        _elements(challenge, transcript, rounds, allowed),
+        ranks.neighbours(RING, challenge, transcript),
+        ranks.rounds(AT_ONCE, transcript, hops, f"{ranks.count(hops, 'hop')}; in each, every rank sends and receives"),
+    ]
+
+
+def _elements(challenge: dict, transcript: dict, rounds: int, allowed: Callable) -> Case:
+    """What each rank sends, then that all send together what they must: other sizes of chunks can hide in ranges."""
+    n = challenge["n"]
+    for group in ranks.groups_of(challenge):
+        p = len(group)
+        sizes = ranks.chunk_sizes(n, p)
+        sent = [ranks.total(transcript["sent"][rank]) for rank in group]
+        for index, (rank, elements) in enumerate(zip(group, sent, strict=True)):
+            fine = sorted(allowed(index, sizes))
+            if elements not in fine:
+                want = str(fine[0]) if len(fine) == 1 else f"{fine[0]} to {fine[-1]}"
+                return Case(ELEMENTS, False, f"rank {rank} sent {ranks.count(elements, 'element')}, expected {want}")
+        if sum(sent) != rounds * (p - 1) * n:
+            message = (
+                f"the ranks {group} sent {ranks.count(sum(sent), 'element')} in all, expected {rounds * (p - 1) * n}"
+            )
+            return Case(ELEMENTS, False, message)
+    return Case(ELEMENTS, True)

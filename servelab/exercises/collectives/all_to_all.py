@@ -1,0 +1,107 @@
+"""Check of `all_to_all`: part j of rank i's inputs becomes part i of rank j's outputs, in one message or none."""
+
+from random import Random
+
+from servelab.exercise import Case, CaseSpec
+from servelab.exercises.collectives import _ranks as ranks
+from servelab.plain import plain
+
+ANSWERS = ("all_to_all",)
+PARTS, KEEPS, ONCE = "part j of rank i becomes part i of rank j", "leaves its inputs alone", "sends each part once"
+CASES = (
+    CaseSpec(ranks.RUNS, hint=2),
+    CaseSpec(ranks.OWN_MESSAGES, hint=1),
+    CaseSpec(PARTS, hint=1, weight=3),
+    CaseSpec(ranks.ANY, hint=2, weight=2),
+    CaseSpec(ranks.ALONE, hint=1),
+    CaseSpec(ranks.UNEVEN, hint=1, weight=2),
+    CaseSpec(KEEPS, hint=1),
+    CaseSpec(ONCE, hint=1, weight=2),
+    CaseSpec(ranks.GROUP, hint=3, weight=2),
+)
+
+
+def challenges(rng: Random) -> list[dict]:
+    """Equal parts first, then unequal and empty ones; ``splits[i][j]`` are the elements from rank i to rank j."""
+    made = [
+        _challenge(PARTS, [[2, 2], [2, 2]]),
+        _challenge(ranks.ALONE, [[3]]),
+        _challenge(PARTS, [[1] * 4] * 4),
+        _challenge(ranks.ANY, [[2] * 3] * 3),
+        _challenge(ranks.ANY, [[1] * 5] * 5),
+        _challenge(ranks.UNEVEN, [[1, 3], [2, 0]]),
+        _challenge(ranks.UNEVEN, [[0, 0, 0], [4, 0, 1], [0, 2, 3]]),
+    ]
+    drawn = [[[rng.choice((0, 1, 2, 5)) for _ in range(p)] for _ in range(p)] for p in (4, 7)]
+    groups = [_challenge(ranks.GROUP, [[2] * 3] * 3, 4, [[1, 2, 3]])]
+    groups.append(_challenge(ranks.GROUP, [[1, 2, 3], [2, 0, 1], [1, 1, 4]], 5, [[0, 2, 4], [1, 3]]))
+    return [*made, *(_challenge(ranks.UNEVEN, splits) for splits in drawn), *groups]
+
+
+def _challenge(case: str, splits: list, world: int | None = None, groups: list | None = None) -> dict:
+    return ranks.challenge(case, world or len(splits), 0, splits=splits, groups=groups)
+
+
+def _body(challenge, group, rank, all_to_all):
+    import torch
+    import torch.distributed as dist
+
+    splits, p = challenge["splits"], dist.get_world_size(group)
+    inputs = [torch.full((splits[rank][j],), 10.0 * rank + j) for j in range(p)]
+    outputs = [torch.full((splits[i][rank],), -1.0) for i in range(p)]
+    all_to_all(list(outputs), list(inputs), *ranks.given(group))
+    held = [("output", index, part) for index, part in enumerate(outputs)]
+    held += [("input", index, part) for index, part in enumerate(inputs)]
+    return plain({f"{name} {index}": part for name, index, part in held})
+
+
+def drive(challenge: dict, all_to_all) -> dict:
+    """One run on simulated ranks."""
+    return ranks.run(challenge, _body, all_to_all)
+
+
+def judge(challenge: dict, transcript: dict, expected: dict) -> list[Case]:
+    """Values and messages are determined; their order is not, and an empty part may be sent or not."""
+
+    def rules() -> list[Case]:
+        own = ranks.own_messages(transcript)
+        return [
+            ranks.same_values(challenge["case"], transcript, expected, "output", shares=False),
+            own,
+            ranks.same_values(KEEPS, transcript, expected, "input", shares=False),
+            *([_once(challenge, transcript)] if own.passed else []),
+        ]
+
+    return ranks.judged(challenge, transcript, rules)
+
+
+def _once(challenge: dict, transcript: dict) -> Case:
+    for group in ranks.groups_of(challenge):
+        for index, rank in enumerate(group):
+            row = challenge["splits"][index]
+            want = {peer: row[j] for j, peer in enumerate(group) if row[j] and j != index}
+            got: dict[int, int] = {}
+            for peer, elements in transcript["sent"][rank]:
+                got[peer] = got.get(peer, 0) + elements
+            if got != want:
+                return Case(ONCE, False, f"rank {rank} sent {_shown(got)}, expected {_shown(want)}")
+    return Case(ONCE, True)
+
+
+def _shown(parts: dict[int, int]) -> str:
+    return (
+        ", ".join(f"{ranks.count(elements, 'element')} to rank {peer}" for peer, elements in sorted(parts.items()))
+        or "nothing"
+    )
+
+
+def show(challenge: dict) -> str:
+    """A run, as Python to paste."""
+    return ranks.show(
+        challenge,
+        f"splits = {challenge['splits']}",
+        "inputs = [torch.full((splits[rank][j],), 10.0 * rank + j) for j in range(p)]",
+        "outputs = [torch.full((splits[i][rank],), -1.0) for i in range(p)]",
+        "all_to_all(list(outputs), inputs{group})",
+        "return outputs",
+    )

@@ -1,0 +1,63 @@
+"""Check of the cost models: seconds by the alpha-beta model, and the size up to which the tree is the faster one."""
+
+from random import Random
+
+from servelab.exercise import Case, CaseSpec
+from servelab.exercises.collectives._ranks import expected_got
+from servelab.plain import close, plain
+
+ANSWERS = ("naive_cost", "ring_cost", "tree_cost", "crossover")
+NAIVE, RING, TREE, CROSS = "naive", "ring", "tree", "crossover"
+ODD, ALONE, NEVER = "p that is no power of two", "one rank", "where the ring is never slower"
+CASES = (
+    CaseSpec(NAIVE, hint=1, weight=2),
+    CaseSpec(RING, hint=1, weight=2),
+    CaseSpec(TREE, hint=2, weight=2),
+    CaseSpec(ODD, hint=2),
+    CaseSpec(ALONE, hint=2),
+    CaseSpec(CROSS, hint=3, weight=2),
+    CaseSpec(NEVER, hint=3),
+)
+COSTS = ("naive_cost", "ring_cost", "tree_cost")
+RTOL = 1e-9
+
+
+def challenges(rng: Random) -> list[dict]:
+    """Round numbers first, then the links of real machines, then random ones."""
+    alpha, beta = rng.uniform(1e-6, 1e-4), 1 / rng.uniform(1e9, 1e11)
+    costs = [
+        (NAIVE, "naive_cost", 1.0, 0.5, 4, 4),
+        (RING, "ring_cost", 1.0, 0.5, 4, 4),
+        (RING, "ring_cost", 1.0, 0.5, 5, 4),
+        (TREE, "tree_cost", 1.0, 0.5, 4, 4),
+        (NAIVE, "naive_cost", alpha, beta, 1 << 20, 2),
+        (RING, "ring_cost", 5e-6, 1 / 450e9, 134_217_728, 8),
+        (RING, "ring_cost", alpha, beta, 16_384, 2),
+        (TREE, "tree_cost", alpha, beta, 16_384, 8),
+        (TREE, "tree_cost", alpha, beta, 1 << 20, 2),
+        *((ODD, name, alpha, beta, 1000, p) for name in COSTS for p in (3, 5, 6, 7, 9)),
+        *((ALONE, name, alpha, beta, 1000, 1) for name in COSTS),
+    ]
+    crossings = [(CROSS, 1.0, 0.5, 4), *((CROSS, alpha, beta, p) for p in (5, 7, 8, 64))]
+    crossings += [(NEVER, alpha, beta, p) for p in (2, 3)]
+    made = [{"case": case, "call": name, "arguments": rest} for case, name, *rest in costs]
+    return made + [{"case": case, "call": "crossover", "arguments": rest} for case, *rest in crossings]
+
+
+def drive(challenge: dict, naive_cost, ring_cost, tree_cost, crossover) -> dict:
+    """The number that one function returns."""
+    functions = {"naive_cost": naive_cost, "ring_cost": ring_cost, "tree_cost": tree_cost, "crossover": crossover}
+    return {"found": plain(functions[challenge["call"]](*challenge["arguments"]))}
+
+
+def judge(challenge: dict, transcript: dict, expected: dict) -> list[Case]:
+    """Every number is determined."""
+    got, want = transcript["found"], expected["found"]
+    fine = close(got, float(want), rtol=RTOL)
+    hint = 1 if challenge["case"] == ODD and challenge["call"] != "tree_cost" else None  # no logarithm in these
+    return [Case(challenge["case"], fine, "" if fine else expected_got(want, got), hint)]
+
+
+def show(challenge: dict) -> str:
+    """The call, as Python to paste."""
+    return f"{challenge['call']}({', '.join(map(repr, challenge['arguments']))})"

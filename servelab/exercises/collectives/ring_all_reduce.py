@@ -1,0 +1,57 @@
+"""Check of `ring_all_reduce`: the sum everywhere, in place, for any shape, with 2 (p - 1) n elements sent in all."""
+
+from random import Random
+
+from servelab.exercise import Case, CaseSpec
+from servelab.exercises.collectives import _ranks as ranks
+from servelab.exercises.collectives import _ring as ring
+from servelab.plain import plain
+
+ANSWERS = ("ring_all_reduce",)
+SUMS = "every rank holds the sum"
+FLAT = (ranks.SHAPES, ring.STRIDED)
+CASES = (
+    *ring.BASIC,
+    CaseSpec(SUMS, hint=1, weight=3),
+    *(CaseSpec(spec.name, hint=2 if spec.name in FLAT else 1, weight=spec.weight) for spec in ring.GENERAL),
+)
+
+
+def challenges(rng: Random) -> list[dict]:
+    """The runs of all rings."""
+    return ring.challenges(rng, SUMS)
+
+
+def _body(challenge, group, rank, ring_all_reduce):
+    mine, _, refused = ring.attempt(challenge, group, rank, ring_all_reduce)
+    return {"refused": refused} if refused else plain({"tensor": mine})
+
+
+def drive(challenge: dict, ring_all_reduce) -> dict:
+    """One run on simulated ranks."""
+    return ranks.run(challenge, _body, ring_all_reduce)
+
+
+def judge(challenge: dict, transcript: dict, expected: dict) -> list[Case]:
+    """Values and traffic are determined, and chunks may be cut in any way that differs by one element at most.
+
+    A strided tensor may be refused, as torch.distributed does, or reduced.
+    """
+    if challenge["case"] == ring.STRIDED:
+        return [ring.strided(transcript, "tensor", lambda _: ranks.sums(challenge))]
+
+    def rules() -> list[Case]:
+        values = ranks.same_values(challenge["case"], transcript, expected)
+        return [values, *ring.judge(challenge, transcript, 2, _allowed)]
+
+    return ranks.judged(challenge, transcript, rules)
+
+
+def _allowed(r: int, sizes: list[int]) -> range:
+    return range(2 * sum(sizes) - 2 * max(sizes), 2 * sum(sizes) - 2 * min(sizes) + 1)
+
+
+def show(challenge: dict) -> str:
+    """A run, as Python to paste."""
+    tensor = ranks.shown_tensor(challenge) + ring.shown_strided(challenge)
+    return ranks.show(challenge, f"tensor = {tensor}", "ring_all_reduce(tensor{group})", "return tensor")

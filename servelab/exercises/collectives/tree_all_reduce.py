@@ -1,0 +1,90 @@
+"""Check of `tree_all_reduce`: the sum everywhere, in few rounds; any algorithm that keeps to them passes."""
+
+from random import Random
+
+from servelab.exercise import Case, CaseSpec
+from servelab.exercises.collectives import _ranks as ranks
+from servelab.plain import plain
+from servelab.ranks import Link
+
+ANSWERS = ("tree_all_reduce",)
+SUMS, ROUNDS, LOAD = "every rank holds the sum", "few rounds", "no rank is overloaded"
+CASES = (
+    CaseSpec(ranks.RUNS, hint=2),
+    CaseSpec(ranks.OWN_MESSAGES, hint=1),
+    CaseSpec(SUMS, hint=1, weight=3),
+    CaseSpec(ranks.ANY, hint=3, weight=3),
+    CaseSpec(ranks.ALONE, hint=3),
+    CaseSpec(ROUNDS, hint=1, weight=2),
+    CaseSpec(LOAD, hint=1, weight=2),
+    CaseSpec(ranks.GROUP, hint=2, weight=2),
+    CaseSpec(ranks.SHAPES, hint=1),
+)
+
+
+def challenges(rng: Random) -> list[dict]:
+    """Powers of two first; then all other numbers of ranks up to 8, groups, and tensors that are not flat."""
+    k = rng.randrange(9)
+    powers = [ranks.challenge(SUMS, p, rng.randint(2, 5), k) for p in (2, 4, 8)]
+    others = [ranks.challenge(ranks.ANY, p, rng.randint(2, 5), k) for p in (3, 5, 6, 7, rng.randint(13, 15))]
+    groups = [(4, [[1, 2, 3]]), (5, [[0, 2, 4], [1, 3]])]
+    return [
+        powers[0],
+        ranks.challenge(ranks.ALONE, 1, 3, k),
+        *powers[1:],
+        *others,
+        *(ranks.challenge(ranks.GROUP, world, 3, k, groups=made) for world, made in groups),
+        ranks.challenge(ranks.SHAPES, 2, 1, k, shape=[]),
+        ranks.challenge(ranks.SHAPES, 3, 6, k, shape=[2, 3]),
+    ]
+
+
+def _body(challenge, group, rank, tree_all_reduce):
+    mine = ranks.tensor(challenge, rank)
+    tree_all_reduce(mine, *ranks.given(group))
+    return plain({"tensor": mine})
+
+
+def drive(challenge: dict, tree_all_reduce) -> dict:
+    """One run on simulated ranks, on links that carry one whole tensor a second: seconds are rounds."""
+    return ranks.run(challenge, _body, tree_all_reduce, link=Link(bandwidth=8.0 * challenge["n"]))
+
+
+def judge(challenge: dict, transcript: dict, expected: dict) -> list[Case]:
+    """Values are determined; rounds and load only bounded, so that recursive doubling passes as a tree does."""
+    levels = (max(map(len, ranks.groups_of(challenge))) - 1).bit_length()
+    why = f"{levels} up and {levels} down, at most"
+
+    def rules() -> list[Case]:
+        values, own = _sums(challenge["case"], transcript, expected), ranks.own_messages(transcript)
+        if not own.passed:
+            return [values, own]
+        fast = ranks.rounds(ROUNDS, transcript, 2 * levels, why)
+        return [values, own, fast, _load(challenge, transcript, levels)]
+
+    return ranks.judged(challenge, transcript, rules)
+
+
+def _sums(case: str, transcript: dict, expected: dict) -> Case:
+    """Whether every rank holds the sum; if rank 0 does and another does not, the way down is at fault."""
+    found = ranks.same_values(case, transcript, expected)
+    got, want = ({"values": each["values"][:1]} for each in (transcript, expected))
+    at_root = ranks.same_values(case, got, want)
+    return Case(case, found.passed, found.message, 2 if case == SUMS and at_root.passed else None)
+
+
+def _load(challenge: dict, transcript: dict, levels: int) -> Case:
+    """Nobody sends or receives more than a tensor a level: links that work side by side hide that from the clock."""
+    most = levels * challenge["n"]
+    for kind in ("sent", "received"):
+        for rank, messages in enumerate(transcript[kind]):
+            got = ranks.total(messages)
+            if got > most:
+                return Case(LOAD, False, f"rank {rank} {kind} {ranks.count(got, 'element')}, expected at most {most}")
+    return Case(LOAD, True)
+
+
+def show(challenge: dict) -> str:
+    """A run, as Python to paste."""
+    lines = [f"tensor = {ranks.shown_tensor(challenge)}", "tree_all_reduce(tensor{group})", "return tensor"]
+    return ranks.show(challenge, *lines).replace("alpha=1.0", f"bandwidth={8.0 * challenge['n']}")

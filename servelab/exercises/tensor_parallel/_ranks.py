@@ -1,0 +1,260 @@
+"""What this unit's checks share: the learner's layers on simulated ranks, and what each rank made, held and sent.
+
+Tensors are written as nested lists of small multiples of 1/8, which every float type of the unit holds exactly. A
+challenge's ``groups`` are lists of ranks; each group works on its own, and there is one of all ranks if none is given.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from servelab.exercise import Case
+from servelab.plain import NotPlain, close, decode_array, encode_array, is_array, plain, text, told_apart, type_name
+
+EXACT = 1e-9  # float64: sums over ranks are added up in another order than in one product
+ROUNDED = 0.03  # bfloat16, of the largest value: each partial sum is rounded to 8 bits
+ALPHA, BANDWIDTH = 1e-6, 1e9  # of the simulated links: what comes later has a later time
+PHASES = ("forward", "backward", "finish")
+TIMEOUT = 10.0  # seconds for a run that takes milliseconds
+MEMORY, OWN_MEMORY = "kept in memory", "the parameters alone"
+
+
+def draw(rng: Random, *shape: int, largest: int = 16) -> Any:
+    """Nested lists of multiples of 1/8, up to ``largest`` of them on either side of 0."""
+    if not shape:
+        return rng.randint(-largest, largest) / 8
+    return [draw(rng, *shape[1:], largest=largest) for _ in range(shape[0])]
+
+
+def tensor(values: Any, dtype: str = "float64") -> Any:
+    """A torch tensor of a challenge's nested lists."""
+    import torch
+
+    return torch.tensor(values, dtype=getattr(torch, dtype))
+
+
+def leaf(values: Any, dtype: str = "float64") -> Any:
+    """The same, with a gradient."""
+    return tensor(values, dtype).requires_grad_()
+
+
+def mark(phase: str) -> None:
+    """What this rank sends from here on belongs to ``phase``, one of `PHASES`."""
+    from servelab.ranks import span
+
+    with span(phase):
+        pass
+
+
+def drive(challenge: dict, body: Callable, *answers: Any) -> dict:
+    """Run ``body(challenge, comm, *answers)`` on every rank; what each returned and sent, or why the run broke off."""
+    from servelab.ranks import Link, RankError, RankInterruptError, SimCluster
+
+    groups = challenge.get("groups") or [list(range(challenge["ranks"]))]
+    cluster = SimCluster(sum(map(len, groups)), link=Link(ALPHA, BANDWIDTH), timeout=TIMEOUT)
+    try:
+        run = cluster.run(_in_group, groups, body, challenge, answers)
+    except RankInterruptError:
+        raise
+    except RankError as error:
+        return {"failed": text(error)}
+    return {
+        "ranks": [{"made": plain(made), "calls": _calls(run.of_rank(rank))} for rank, made in enumerate(run.values)]
+    }
+
+
+def _in_group(groups: list[list[int]], body: Callable, challenge: dict, answers: tuple) -> Any:
+    """What one rank does: it finds its group's communicator, and works."""
+    import torch.distributed as dist
+
+    from servelab.ranks.communicator import Communicator
+
+    mine = None
+    for ranks in groups:
+        group = dist.new_group(ranks) if len(groups) > 1 else None
+        if dist.get_rank() in ranks:
+            mine = Communicator(group)
+    return body(challenge, mine, *answers)
+
+
+def _calls(events: Iterable[Any]) -> dict[str, list]:
+    """By phase, what a rank called: name, elements, and the ranks of the group."""
+    phase = "before"
+    found: dict[str, list] = {}
+    for event in events:
+        if event.kind == "compute" and event.name in PHASES:
+            phase = event.name
+        elif event.kind in ("collective", "send"):
+            ranks = list(event.ranks) or [event.rank, event.peer]
+            found.setdefault(phase, []).append([event.name, event.elements, ranks])
+    return found
+
+
+def fate(now: Any, before: Any) -> str:
+    """What became of an argument."""
+    return "unchanged" if bool((now == before).all()) else "overwritten"
+
+
+def returned(function: str, value: Any) -> Any:
+    """What a function of the learner's returned, which has to be a tensor."""
+    import torch
+
+    if value is None:
+        raise TypeError(f"{function} returned None: is its return missing?")
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"{function} returned an object of type {type_name(value)}, not a tensor")
+    return value
+
+
+def weight_of(part: Any) -> Any:
+    """The parameter that a layer's attribute is, or has."""
+    return getattr(part, "weight", part)
+
+
+def same_memory(one: Any, other: Any) -> bool:
+    """Whether two tensors lie in the same memory."""
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+
+
+def kept(modules: Iterable[Any], given: dict[str, Any]) -> str:
+    """Whether a layer keeps memory beside its parameters': of a view, or of a tensor that it was given.
+
+    Empties ``given``, so that the layer has the last reference if it has one at all.
+    """
+    from weakref import ref
+
+    named = [(name, parameter) for module in modules for name, parameter in module.named_parameters()]
+    for name, parameter in named:
+        memory = parameter.untyped_storage()
+        elements = memory.nbytes() // parameter.element_size()
+        if elements > parameter.numel():
+            return f"{elements} elements for the {parameter.numel()} of {name}: is it a view?"
+        if any(same_memory(parameter, full) for full in given.values() if full is not None):
+            return f"{name} is the tensor that was given, not a copy"
+    alive = {name: ref(full) for name, full in given.items() if full is not None}
+    given.clear()
+    whole = [name for name, reference in alive.items() if reference() is not None]
+    return f"the whole {', '.join(whole)} beside the parameters" if whole else OWN_MEMORY
+
+
+def held(module: Any) -> int:
+    """Elements that a module's parameters and buffers keep in memory; a view keeps all that it is a view of."""
+    tensors = [*module.parameters(), *module.buffers()]
+    sizes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() // t.element_size() for t in tensors}
+    return sum(sizes.values())
+
+
+def grads(**parameters: Any) -> dict[str, Any]:
+    """The gradients of parameters, by the names that a message should use."""
+    return {f"gradient of {name}": None if p is None else p.grad for name, p in parameters.items()}
+
+
+# -- judging
+
+
+def failed(transcript: dict, cases: Iterable[str]) -> list[Case]:
+    """All cases of a run that broke off; the whole report stands with the first."""
+    report = transcript["failed"]
+    head = report.partition("\n")[0]
+    began = "your code raised" if " raised " in head else "the run broke off"
+    return [Case(name, False, f"{began}: {head if number else report}") for number, name in enumerate(cases)]
+
+
+def compare(
+    case: str,
+    got: dict,
+    want: dict,
+    names: Sequence[str],
+    tolerance: float = EXACT,
+    hints: Mapping[str, int] | None = None,
+) -> Case:
+    """Compare what the ranks made, by name; the message is about the first rank and value that differ.
+
+    ``hints`` are the hints to open for some of the names, if not the case's own.
+    """
+    for rank, (mine, right) in enumerate(zip(got["ranks"], want["ranks"], strict=True)):
+        for name in names:
+            problem = differs(mine["made"].get(name), right["made"][name], tolerance, len(want["ranks"]))
+            if problem:
+                return Case(case, False, f"rank {rank}, {name}: {problem}", (hints or {}).get(name))
+    return Case(case, True)
+
+
+def differs(got: Any, want: Any, tolerance: float, size: int) -> str:
+    """What is wrong with a value; empty if nothing is."""
+    if not is_array(want):
+        return "" if close(got, want) else f"expected {want!r}, got {shown(got)}"
+    scale = float(np.abs(decode_array(want)).max(initial=1.0))
+    if close(got, want, rtol=tolerance, atol=tolerance * scale):
+        return ""
+    try:
+        mine, right = decode_array(got), decode_array(want)
+    except NotPlain:
+        return f"expected a tensor of shape {want['shape']}, got {shown(got)}"
+    if mine.shape != right.shape or mine.dtype != right.dtype:
+        return f"expected {right.dtype} of shape {list(right.shape)}, got {mine.dtype} of shape {list(mine.shape)}"
+    return _first_difference(mine, right, tolerance * scale, size)
+
+
+def _first_difference(mine: np.ndarray, right: np.ndarray, atol: float, size: int) -> str:
+    """Where two arrays differ first, and whether one is a multiple of the other."""
+    with np.errstate(invalid="ignore"):
+        where = np.argwhere(~(np.abs(mine - right) <= atol))[0]
+    place = f"[{', '.join(map(str, where))}]" if len(where) else ""
+    wanted, found = told_apart(right[tuple(where)], mine[tuple(where)])
+    message = f"{place} expected {wanted}, got {found}".strip()
+    for factor in {size, 1 / size}:
+        if size > 1 and close(encode_array(mine), encode_array(right * factor), atol=atol * max(1, factor)):
+            return f"{message}; all of it is {factor:.4g} times what it should be"
+    return message
+
+
+def shown(value: Any) -> str:
+    """A plain value, short."""
+    if value is None:
+        return "None"
+    if is_array(value):
+        return f"a tensor of shape {value['shape']}"
+    if isinstance(value, dict) and "unexpected type" in value:
+        return f"an object of type {str(value['unexpected type'])[:40]}"
+    return repr(value)[:80]
+
+
+def compare_calls(case: str, got: dict, want: dict, phases: Sequence[str]) -> Case:
+    """Compare what the ranks sent in some phases, in any order."""
+    for rank, (mine, right) in enumerate(zip(got["ranks"], want["ranks"], strict=True)):
+        for phase in phases:
+            sent, wanted = sorted(mine["calls"].get(phase, [])), sorted(right["calls"].get(phase, []))
+            if sent != wanted:
+                return Case(case, False, f"rank {rank}, {phase}: expected {listed(wanted)}, got {listed(sent)}")
+    return Case(case, True)
+
+
+def listed(calls: Sequence[Sequence]) -> str:
+    """Calls as text: names, elements, ranks."""
+    if not calls:
+        return "nothing sent"
+    parts = [f"{name} of {elements} elements over ranks {ranks}" for name, elements, ranks in calls[:4]]
+    return "; ".join(parts + ["..."] * (len(calls) > 4))
+
+
+def show(name: str, value: Any) -> str:
+    """A line of Python that makes a tensor."""
+    return f"{name} = torch.tensor({value}, dtype=torch.float64)"
+
+
+def script(challenge: dict, lines: Iterable[str]) -> str:
+    """A function that does on each rank what ``lines`` say, with its communicator ``comm``, and the run of it."""
+    groups = challenge.get("groups")
+    begin = ["comm = Communicator()"]
+    if groups:
+        begin = [
+            "import torch.distributed as dist",
+            f"groups = [dist.new_group(ranks) for ranks in {groups}]",
+            f"comm = Communicator(groups[dist.get_rank() in {groups[1]}])",
+        ]
+    body = "\n".join(f"    {line}" for line in [*begin, *lines])
+    size = sum(map(len, groups)) if groups else challenge["ranks"]
+    return f"def on_a_rank():\n{body}\n\nrun = SimCluster({size}).run(on_a_rank)"

@@ -1,0 +1,202 @@
+"""Check of sequence parallelism: the gathering pair, and an MLP with its norm on each rank's own tokens."""
+
+from random import Random
+from typing import Any
+
+from servelab.exercise import Case, CaseSpec
+from servelab.exercises.tensor_parallel import _ranks as ranks
+
+ANSWERS = ("gather_tokens", "scatter_tokens", "SequenceParallelMLP")
+GATHER, SCATTER = "gathers all tokens", "sums, and scatters the tokens"
+GATHER_BACK, SCATTER_BACK = "gradient of gathered tokens", "gradient of scattered tokens"
+HOLDS, VALUE = "holds its part of the weights", "the dense layer's values"
+INPUT, WEIGHTS, NORM = "gradient of the own tokens", "gradients of the weights", "gradient of the norm, summed"
+OWN = "the norm of the own tokens alone"
+BYTES, GROUP = "as much traffic as tensor parallelism", "within its own group"
+CASES = (
+    CaseSpec(GATHER, hint=1),
+    CaseSpec(SCATTER, hint=1),
+    CaseSpec(GATHER_BACK, hint=1, weight=2),
+    CaseSpec(SCATTER_BACK, hint=1, weight=2),
+    CaseSpec(HOLDS, hint=2),
+    CaseSpec(VALUE, hint=2, weight=2),
+    CaseSpec(OWN, hint=2, weight=2),
+    CaseSpec(INPUT, hint=1, weight=2),
+    CaseSpec(WEIGHTS, hint=2),
+    CaseSpec(NORM, hint=3, weight=2),
+    CaseSpec(BYTES, hint=1, weight=3),
+    CaseSpec(GROUP, hint=2),
+)
+ROOTS = ("sqrt", "norm")  # in the names of torch's functions
+MATRICES = ("norm", "gate", "up", "down")
+# ranks, batch, tokens, hidden
+PAIRS = ((1, 1, 2, 1), (2, 1, 4, 1), (2, 2, 2, 3), (3, 2, 6, 2))
+# ranks, hidden, intermediate, batch, tokens
+LAYERS = ((1, 2, 2, 1, 2), (2, 2, 4, 1, 4), (3, 3, 6, 2, 3), (4, 2, 8, 2, 8))
+WATCHED = (4, 5, 8, 3, 8)  # of one rank's tokens no tensor has as many elements as of all ranks' tokens
+
+
+def challenges(rng: Random) -> list[dict]:
+    """The two functions, then the layer, each in two groups at the same time at the end."""
+    made = [_pair(rng, kind, *parts) for parts in PAIRS for kind in ("gather", "scatter")]
+    groups = {"groups": [[0, 2], [1, 3]]}
+    layers = [*(_layer(rng, *parts) for parts in LAYERS), _layer(rng, *WATCHED) | {"watched": True}]
+    grouped = [_pair(rng, kind, 2, 1, 2, 2, worlds=2) for kind in ("gather", "scatter")]
+    grouped.append(_layer(rng, 2, 2, 4, 1, 4))
+    return [*made, *layers, *(challenge | groups for challenge in grouped)]
+
+
+def _pair(rng: Random, kind: str, size: int, batch: int, tokens: int, hidden: int, worlds: int = 1) -> dict:
+    """Of a gather each rank gives its own tokens; of a scatter, a partial sum of all tokens."""
+    after = tokens * size if kind == "gather" else tokens // size
+    x, factor = ([ranks.draw(rng, batch, n, hidden) for _ in range(size * worlds)] for n in (tokens, after))
+    return {"kind": kind, "ranks": size, "x": x, "factor": factor}
+
+
+def _layer(rng: Random, size: int, hidden: int, intermediate: int, batch: int, tokens: int) -> dict:
+    shapes: dict[str, tuple[int, ...]] = {
+        "gate": (intermediate, hidden),
+        "up": (intermediate, hidden),
+        "down": (hidden, intermediate),
+    }
+    shapes |= {"norm": (hidden,), "x": (batch, tokens, hidden), "factor": (batch, tokens, hidden)}
+    return {"kind": "mlp", "ranks": size} | {name: ranks.draw(rng, *shape) for name, shape in shapes.items()}
+
+
+def drive(challenge: dict, gather_tokens, scatter_tokens, SequenceParallelMLP) -> dict:
+    if challenge["kind"] == "mlp":
+        return ranks.drive(challenge, _layer_work, SequenceParallelMLP)
+    return ranks.drive(challenge, _pair_work, gather_tokens if challenge["kind"] == "gather" else scatter_tokens)
+
+
+def _pair_work(challenge: dict, comm: Any, function: Any) -> dict:
+    import torch.distributed as dist
+
+    me = dist.get_rank()
+    x, factor = ranks.leaf(challenge["x"][me]), ranks.tensor(challenge["factor"][me])
+    given = x * 1
+    before = given.detach().clone()
+    ranks.mark("forward")
+    y = ranks.returned(f"{challenge['kind']}_tokens", function(given, comm))
+    made = {"result": y.detach().clone(), "given": ranks.fate(given, before)}
+    ranks.mark("backward")
+    (y * factor).sum().backward()
+    return made | {"gradient of x": x.grad}
+
+
+def _layer_work(challenge: dict, comm: Any, mlp: type) -> dict:
+    given = {name: ranks.tensor(challenge[name]) for name in MATRICES}
+    layer = mlp(*given.values(), comm)
+    kept = ranks.kept([layer], given)
+    x, factor = (ranks.tensor(challenge[n]).chunk(comm.size, 1)[comm.rank].clone() for n in ("x", "factor"))
+    x.requires_grad_()
+    ranks.mark("forward")
+    roots, watched = _roots(challenge)
+    with watched:
+        y = ranks.returned("forward", layer(x))
+    value = y.detach().clone()
+    ranks.mark("backward")
+    (y * factor).sum().backward()
+    ranks.mark("finish")
+    layer.finish_gradients()
+    weights = {name: ranks.weight_of(getattr(layer, name)) for name in MATRICES}
+    made = {"result": value, "gradient of x": x.grad, ranks.MEMORY: kept, "elements held": ranks.held(layer)}
+    return made | weights | ranks.grads(**weights) | {"roots": roots}
+
+
+def _roots(challenge: dict) -> tuple[list[int], Any]:
+    """A list, and a context in which the elements of every tensor of which a root is taken are written into it.
+
+    Every norm takes a root of each token's mean square, in whatever way; no other part of the layer takes one.
+    """
+    from contextlib import nullcontext
+
+    from torch.overrides import TorchFunctionMode
+
+    found: list[int] = []
+
+    class Watch(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+            name, given = getattr(function, "__name__", ""), [*args, *(kwargs or {}).values()]
+            power = given[1] if "pow" in name else 1
+            if any(word in name for word in ROOTS) or (isinstance(power, float) and power % 1):
+                found.append(given[0].numel())
+            return function(*args, **(kwargs or {}))
+
+    return found, Watch() if challenge.get("watched") else nullcontext()
+
+
+def judge(challenge: dict, transcript: dict, expected: dict) -> list[Case]:
+    """Values are determined. The gathered input may be kept, or gathered once more in the backward pass."""
+    about, calls = _about(challenge), [] if challenge.get("groups") else [BYTES]
+    if "failed" in transcript:
+        return ranks.failed(transcript, [*about, *calls, *([OWN] if challenge.get("watched") else [])])
+    found = [ranks.compare(case, transcript, expected, names) for case, names in about.items()]
+    found += [_judge_norm(challenge, transcript, found)] if challenge.get("watched") else []
+    return found + [_judge_calls(case, challenge, transcript, expected) for case in calls]
+
+
+def _judge_norm(challenge: dict, transcript: dict, found: list[Case]) -> Case:
+    """A rank takes roots of its own tokens only; the values show that there is a norm at all."""
+    value = next(case for case in found if case.name == VALUE)
+    if not value.passed:
+        return Case(OWN, False, value.message)
+    batch, tokens, hidden = (len(part) for part in (challenge["x"], challenge["x"][0], challenge["x"][0][0]))
+    own = tokens // challenge["ranks"]
+    for rank, mine in enumerate(transcript["ranks"]):
+        if {batch * tokens, batch * tokens * hidden} & set(mine["made"]["roots"]):
+            expected = f"expected the norm of {batch} x {own} tokens, the rank's own"
+            return Case(OWN, False, f"rank {rank}: {expected}, got that of all {batch} x {tokens}")
+    return Case(OWN, True)
+
+
+def _about(challenge: dict) -> dict[str, list[str]]:
+    """The cases of a challenge and what they compare."""
+    kind, gradients = challenge["kind"], [f"gradient of {name}" for name in ("gate", "up", "down")]
+    if challenge.get("groups"):
+        layer = ["result", "gradient of x", "gradient of norm", *gradients]
+        return {GROUP: layer if kind == "mlp" else ["result", "gradient of x"]}
+    if kind == "gather":
+        return {GATHER: ["result", "given"], GATHER_BACK: ["gradient of x"]}
+    if kind == "scatter":
+        return {SCATTER: ["result", "given"], SCATTER_BACK: ["gradient of x"]}
+    return {
+        HOLDS: [*MATRICES, ranks.MEMORY, "elements held"],
+        VALUE: ["result"],
+        INPUT: ["gradient of x"],
+        WEIGHTS: gradients,
+        NORM: ["gradient of norm"],
+    }
+
+
+def _judge_calls(case: str, challenge: dict, transcript: dict, expected: dict) -> Case:
+    """What is sent is determined, but for one more all-gather of the own tokens in the backward pass."""
+    hint = 2 if challenge["kind"] == "mlp" else None
+    for rank, (mine, right) in enumerate(zip(transcript["ranks"], expected["ranks"], strict=True)):
+        forward, wanted = (sorted(side["calls"].get("forward", [])) for side in (mine, right))
+        if forward != wanted:
+            sent = f"expected {ranks.listed(wanted)}, got {ranks.listed(forward)}"
+            return Case(case, False, f"rank {rank}, forward: {sent}", hint)
+        later, wanted = (
+            sorted([*side["calls"].get("backward", []), *side["calls"].get("finish", [])]) for side in (mine, right)
+        )
+        again = [call for call in right["calls"].get("forward", []) if call[0] == "all_gather"]
+        if later != wanted and not (challenge["kind"] == "mlp" and later == sorted([*wanted, *again])):
+            sent = f"expected {ranks.listed(wanted)}, got {ranks.listed(later)}"
+            return Case(case, False, f"rank {rank}, backward: {sent}", hint)
+    return Case(case, True)
+
+
+def show(challenge: dict) -> str:
+    """What each rank does, as Python."""
+    if challenge["kind"] != "mlp":
+        rank = "dist.get_rank()" if challenge.get("groups") else "comm.rank"
+        lines = [f"{ranks.show(name, challenge[name])}[{rank}]" for name in ("x", "factor")]
+        lines += ["x.requires_grad_()", "given = x * 1", f"y = {challenge['kind']}_tokens(given, comm)"]
+        lines += ["(y * factor).sum().backward()"]
+        return ranks.script(challenge, [*lines, "return y, x.grad"])
+    lines = [ranks.show(name, challenge[name]) for name in (*MATRICES, "x", "factor")]
+    lines += ["x, factor = (t.chunk(comm.size, 1)[comm.rank].clone() for t in (x, factor))", "x.requires_grad_()"]
+    lines += ["layer = SequenceParallelMLP(norm, gate, up, down, comm)", "y = layer(x)"]
+    lines += ["(y * factor).sum().backward()", "layer.finish_gradients()"]
+    return ranks.script(challenge, [*lines, "return y, x.grad, layer.norm.grad"])

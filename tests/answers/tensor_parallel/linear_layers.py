@@ -1,0 +1,360 @@
+"""Answers to the column- and the row-parallel layer."""
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from servelab.answers import right, wrong
+
+
+def layers(reference, *, column=None, row=None, shard=None):
+    """The three answers, some of them replaced."""
+    return (
+        shard or reference.shard,
+        column or reference.ColumnParallelLinear,
+        row or reference.RowParallelLinear,
+    )
+
+
+def column_of(reference, forward):
+    """The reference's column layer with another ``forward(self, x)``."""
+
+    class Column(reference.ColumnParallelLinear):
+        pass
+
+    Column.forward = forward
+    return Column
+
+
+def row_of(reference, forward):
+    class Row(reference.RowParallelLinear):
+        pass
+
+    Row.forward = forward
+    return Row
+
+
+@right("einsum, parts by index arithmetic, a loop over no helper")
+def by_index(reference):
+    def part(full, dim, rank, size):
+        rows = full.shape[dim] // size
+        if rows * size != full.shape[dim]:
+            raise ValueError("unequal")
+        return full.narrow(dim, rank * rows, rows).contiguous().clone()
+
+    def shard(full, dim, comm):
+        return part(full, dim, comm.rank, comm.size)
+
+    class Column(nn.Module):
+        def __init__(self, weight, bias, comm, copied=False):
+            super().__init__()
+            self.weight = nn.Parameter(part(weight, 0, comm.rank, comm.size))
+            self.register_parameter("bias", None)
+            if bias is not None:
+                self.bias = nn.Parameter(part(bias, 0, comm.rank, comm.size))
+            self.prepare = (lambda x: x) if copied else (lambda x: reference.copy_to_ranks(x, comm))
+
+        def forward(self, x):
+            y = torch.einsum("...i,oi->...o", self.prepare(x), self.weight)
+            return y if self.bias is None else y + self.bias
+
+    class Row(nn.Module):
+        def __init__(self, weight, bias, comm):
+            super().__init__()
+            self.comm, self.bias = comm, bias if bias is None else nn.Parameter(bias.detach().clone())
+            self.weight = nn.Parameter(part(weight, 1, comm.rank, comm.size))
+
+        def forward(self, x):
+            y = reference.reduce_from_ranks(x @ self.weight.T, self.comm)
+            return y + (0 if self.bias is None else self.bias)
+
+    return shard, Column, Row
+
+
+@right("numpy cuts the parts")
+def numpy_cuts(reference):
+    def shard(full, dim, comm):
+        # numpy has no bfloat16: cut the indices
+        index = np.split(np.arange(full.shape[dim]), comm.size)[comm.rank]  # raises ValueError itself
+        return full.index_select(dim, torch.from_numpy(index))
+
+    class Column(reference.ColumnParallelLinear):
+        def __init__(self, weight, bias, comm, copied=False):
+            nn.Module.__init__(self)
+            self.comm, self.copied = comm, copied
+            self.weight = nn.Parameter(shard(weight, 0, comm))
+            self.bias = nn.Parameter(shard(bias, 0, comm)) if bias is not None else None
+
+    return layers(reference, shard=shard, column=Column)
+
+
+@wrong("a view that keeps the whole weight", case="holds its part and no more")
+def view(reference):
+    class Column(reference.ColumnParallelLinear):
+        def __init__(self, weight, bias, comm, copied=False):
+            super().__init__(weight, bias, comm, copied)
+            self.weight = nn.Parameter(weight.chunk(comm.size, 0)[comm.rank])
+
+    return layers(reference, column=Column)
+
+
+@wrong("the whole weight on every rank, cut in forward", case="holds its part and no more")
+def whole(reference):
+    class Row(nn.Module):
+        def __init__(self, weight, bias, comm):
+            super().__init__()
+            self.comm, self.weight = comm, nn.Parameter(weight.clone())
+            self.bias = None if bias is None else nn.Parameter(bias.clone())
+
+        def forward(self, x):
+            y = F.linear(x, self.weight.chunk(self.comm.size, 1)[self.comm.rank])
+            y = reference.reduce_from_ranks(y, self.comm)
+            return y if self.bias is None else y + self.bias
+
+    return layers(reference, row=Row)
+
+
+@wrong("shard returns a view", case="holds its part and no more")
+def shard_view(reference):
+    return layers(reference, shard=lambda full, dim, comm: full.chunk(comm.size, dim)[comm.rank])
+
+
+@wrong("the whole weight beside the part", case="holds its part and no more")
+def whole_beside(reference):
+    class Column(reference.ColumnParallelLinear):
+        def __init__(self, weight, bias, comm, copied=False):
+            super().__init__(weight, bias, comm, copied)
+            self.full = weight
+
+    return layers(reference, column=Column)
+
+
+@wrong("the row layer's bias is the caller's own", case="holds its part and no more")
+def bias_not_copied(reference):
+    class Row(reference.RowParallelLinear):
+        def __init__(self, weight, bias, comm):
+            super().__init__(weight, bias, comm)
+            self.bias = None if bias is None else nn.Parameter(bias)
+
+    return layers(reference, row=Row)
+
+
+@wrong("the communicator called in the graph, without g", case="row layer: the sum of all parts")
+def in_the_graph(reference):
+    def forward(self, x):
+        y = self.comm.all_reduce(F.linear(x, self.weight))
+        return y if self.bias is None else y + self.bias
+
+    return layers(reference, row=row_of(reference, forward))
+
+
+@wrong("nothing returned", case="row layer: the sum of all parts")
+def nothing_returned(reference):
+    def forward(self, x):
+        reference.reduce_from_ranks(F.linear(x, self.weight), self.comm)
+
+    return layers(reference, row=row_of(reference, forward))
+
+
+@wrong("row layer splits the outputs", case="row layer: the sum of all parts")
+def row_splits_outputs(reference):
+    class Row(nn.Module):
+        def __init__(self, weight, bias, comm):
+            super().__init__()
+            self.comm, self.weight = comm, nn.Parameter(weight.tensor_split(comm.size)[comm.rank].clone())
+            self.bias = None if bias is None else nn.Parameter(bias.clone())
+
+        def forward(self, x):
+            part = F.linear(self.comm.all_gather(x.detach(), -1), self.weight)
+            y = self.comm.all_gather(part.detach(), -1) + 0 * part.sum() + 0 * x.sum()
+            return y if self.bias is None else y + self.bias
+
+    return layers(reference, row=Row)
+
+
+@wrong("every second row instead of a block", case="column layer: its own outputs")
+def strided(reference):
+    class Column(reference.ColumnParallelLinear):
+        def __init__(self, weight, bias, comm, copied=False):
+            super().__init__(weight, bias, comm, copied)
+            self.weight = nn.Parameter(weight[comm.rank :: comm.size].clone())
+
+    return layers(reference, column=Column)
+
+
+@wrong("column layer gathers its outputs", case="column layer: its own outputs")
+def gathers(reference):
+    def forward(self, x):
+        x = x if self.copied else reference.copy_to_ranks(x, self.comm)
+        y = F.linear(x, self.weight, self.bias)
+        return self.comm.all_gather(y.detach(), -1) + 0 * y.sum()
+
+    return layers(reference, column=column_of(reference, forward))
+
+
+@wrong("all-reduce in the column layer, too", case="column layer: its own outputs")
+def column_reduces(reference):
+    def forward(self, x):
+        x = x if self.copied else reference.copy_to_ranks(x, self.comm)
+        return reference.reduce_from_ranks(F.linear(x, self.weight, self.bias), self.comm)
+
+    return layers(reference, column=column_of(reference, forward))
+
+
+@wrong("all-reduce of the input in the column layer", case="sends no more than it must")
+def column_sums_input(reference):
+    def forward(self, x):
+        x = x if self.copied else reference.copy_to_ranks(x, self.comm)
+        self.comm.all_reduce(x.detach().clone())
+        return F.linear(x, self.weight, self.bias)
+
+    return layers(reference, column=column_of(reference, forward))
+
+
+@wrong("row layer without the sum", case="row layer: the sum of all parts")
+def no_sum(reference):
+    def forward(self, x):
+        return F.linear(x, self.weight, self.bias)
+
+    return layers(reference, row=row_of(reference, forward))
+
+
+@wrong("bias added on every rank, before the sum", case="bias added once")
+def bias_t_times(reference):
+    def forward(self, x):
+        return reference.reduce_from_ranks(F.linear(x, self.weight, self.bias), self.comm)
+
+    return layers(reference, row=row_of(reference, forward))
+
+
+@wrong("bias of the row layer forgotten", case="bias added once")
+def no_bias(reference):
+    def forward(self, x):
+        return reference.reduce_from_ranks(F.linear(x, self.weight), self.comm)
+
+    return layers(reference, row=row_of(reference, forward))
+
+
+@wrong("bias cut in the row layer", case="holds its part and no more")
+def bias_cut(reference):
+    class Row(reference.RowParallelLinear):
+        def __init__(self, weight, bias, comm):
+            super().__init__(weight, bias, comm)
+            if bias is not None:
+                zeros = torch.zeros_like(bias)
+                rows = len(bias) // comm.size
+                zeros[comm.rank * rows : (comm.rank + 1) * rows] = bias[comm.rank * rows : (comm.rank + 1) * rows]
+                self.bias = nn.Parameter(zeros)
+
+        def forward(self, x):
+            return reference.reduce_from_ranks(F.linear(x, self.weight, self.bias), self.comm)
+
+    return layers(reference, row=Row)
+
+
+@wrong("all-reduce without a gradient", case="gradients of weights and biases")
+def detached(reference):
+    def forward(self, x):
+        y = self.comm.all_reduce(F.linear(x, self.weight).detach().clone())
+        return y + (0 if self.bias is None else self.bias) + 0 * self.weight.sum()
+
+    return layers(reference, row=row_of(reference, forward))
+
+
+@wrong("gradients summed again behind the row layer", case="gradients of weights and biases")
+def g_sums_twice(reference):
+    def forward(self, x):
+        y = reference.reduce_from_ranks(F.linear(x, self.weight), self.comm)
+        y = reference.copy_to_ranks(y, self.comm)
+        return y if self.bias is None else y + self.bias
+
+    return layers(reference, row=row_of(reference, forward))
+
+
+@wrong("f missing in the column layer", case="gradient of the input")
+def no_f(reference):
+    return layers(reference, column=column_of(reference, lambda self, x: F.linear(x, self.weight, self.bias)))
+
+
+@wrong("f although the input is copied already", case="sends no more than it must")
+def copied_ignored(reference):
+    def forward(self, x):
+        return F.linear(reference.copy_to_ranks(x, self.comm), self.weight, self.bias)
+
+    return layers(reference, column=column_of(reference, forward))
+
+
+@wrong("row layer gathers all partial sums", case="sends no more than it must")
+def gathers_sums(reference):
+    def forward(self, x):
+        part = F.linear(x, self.weight)
+        y = part + (self.comm.all_gather(part.detach().unsqueeze(0), 0).sum(0) - part.detach())
+        return y if self.bias is None else y + self.bias
+
+    return layers(reference, row=row_of(reference, forward))
+
+
+@wrong("f in front of the row layer as well", case="a column and a row layer in a row")
+def f_before_row(reference):
+    def forward(self, x):
+        x = reference.copy_to_ranks(x, self.comm)
+        y = reference.reduce_from_ranks(F.linear(x, self.weight), self.comm)
+        return y if self.bias is None else y + self.bias
+
+    return layers(reference, row=row_of(reference, forward))
+
+
+@wrong("everything in float32", case="in bfloat16, too")
+def float32(reference):
+    def forward(self, x):
+        y = reference.reduce_from_ranks(F.linear(x, self.weight), self.comm)
+        y = y if self.bias is None else y + self.bias
+        return y.float() if y.dtype == torch.bfloat16 else y
+
+    def column(self, x):
+        x = x if self.copied else reference.copy_to_ranks(x, self.comm)
+        y = F.linear(x, self.weight, self.bias)
+        return y.double()
+
+    return layers(reference, row=row_of(reference, forward), column=column_of(reference, column))
+
+
+@wrong("the group ignored", case="within its own group")
+def group_ignored(reference):
+    def forward(self, x):
+        from servelab.ranks.communicator import Communicator
+
+        y = reference.reduce_from_ranks(F.linear(x, self.weight), Communicator())
+        return y if self.bias is None else y + self.bias
+
+    return layers(reference, row=row_of(reference, forward))
+
+
+@wrong("unequal parts accepted", case="refuses unequal parts")
+def unequal(reference):
+    def shard(full, dim, comm):
+        return full.tensor_split(comm.size, dim)[comm.rank].clone()
+
+    return layers(reference, shard=shard)
+
+
+@wrong("refused by an assertion", case="refuses unequal parts")
+def asserted(reference):
+    def shard(full, dim, comm):
+        assert full.shape[dim] % comm.size == 0
+        return reference.shard(full, dim, comm)
+
+    return layers(reference, shard=shard)
+
+
+@wrong("only shard refuses", case="refuses unequal parts")
+def only_shard(reference):
+    class Column(reference.ColumnParallelLinear):
+        def __init__(self, weight, bias, comm, copied=False):
+            nn.Module.__init__(self)
+            self.comm, self.copied = comm, copied
+            self.weight = nn.Parameter(weight.tensor_split(comm.size, 0)[comm.rank].clone())
+            self.bias = None if bias is None else nn.Parameter(bias.tensor_split(comm.size)[comm.rank].clone())
+
+    return layers(reference, column=Column)

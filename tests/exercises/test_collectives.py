@@ -1,0 +1,196 @@
+"""What the text of the collectives unit claims about its reference, figure by figure; and its rings on real ranks."""
+
+import pytest
+
+from servelab.ranks import Cluster, Link, SimCluster
+from servelab.reference import collectives as reference
+
+RINGS = ("naive_all_reduce", "ring_all_reduce", "tree_all_reduce")
+NVLINK, ETHERNET = 1 / 450e9, 1 / 12.5e9
+DECODE, PREFILL = 16_384, 134_217_728  # bytes of an all-reduce of Llama-3.1-70B: one token, and 8192
+
+
+def run(name, p, n, link=None, links=None):
+    """A run of one collective on int64 tensors in which each rank has its own decimal digit."""
+    import torch
+    import torch.distributed as dist
+
+    def one_rank():
+        tensor = torch.full((n,), 10 ** dist.get_rank())
+        getattr(reference, name)(tensor)
+        return tensor
+
+    return SimCluster(p, link=link or Link(), links=links or {}).run(one_rank)
+
+
+def sent(ran):
+    return [ran.sent(rank) // 8 for rank in range(ran.world_size)]
+
+
+def test_the_naive_example_sends_as_much_as_the_ring_but_all_through_the_root():
+    assert sent(run("naive_all_reduce", 4, 8)) == [24, 8, 8, 8]
+    assert sent(run("ring_all_reduce", 4, 8)) == [12, 12, 12, 12]
+
+
+def test_reduce_scatter_holds_what_the_table_shows():
+    values = [tensor.tolist() for tensor in run("ring_reduce_scatter", 3, 3).values]
+    assert values == [[111, 101, 1], [10, 111, 11], [110, 100, 111]]
+
+
+def test_with_two_elements_on_four_ranks_rank_2_sends_most():
+    assert sent(run("ring_all_reduce", 4, 2)) == [2, 3, 4, 3]
+
+
+@pytest.mark.parametrize("p", range(1, 9))
+@pytest.mark.parametrize("n", [0, 1, 7, 64])
+def test_all_ranks_of_a_ring_send_what_they_must(p, n):
+    ran = run("ring_all_reduce", p, n, Link(alpha=1.0))
+    assert sum(sent(ran)) == 2 * (p - 1) * n
+    assert all(2 * (n - -(-n // p)) <= elements <= 2 * (n - n // p) for elements in sent(ran))
+    assert ran.seconds == 2 * (p - 1)
+
+
+def test_the_tree_of_six():
+    ran = run("tree_all_reduce", 6, 1, Link(bandwidth=8))
+    messages = [(event.rank, event.peer) for event in ran.events if event.kind == "send"]
+    assert set(messages) == {(a, b) for x, y in ((1, 0), (3, 2), (5, 4), (2, 0), (4, 0)) for a, b in ((x, y), (y, x))}
+    assert (len(messages), ran.seconds) == (10, 6)
+
+
+@pytest.mark.parametrize("p", [2, 4, 8])
+@pytest.mark.parametrize("n", [8, 800])
+def test_the_virtual_clock_shows_what_the_models_say(p, n):
+    link = Link(alpha=5e-6, bandwidth=1e9)
+    seconds = {name: run(name, p, n, link).seconds for name in RINGS}
+    models = [cost(5e-6, 1e-9, 8 * n, p) for cost in (reference.ring_cost, reference.tree_cost)]
+    assert [seconds["ring_all_reduce"], seconds["tree_all_reduce"]] == pytest.approx(models)
+    naive = reference.naive_cost(5e-6, 1e-9, 8 * n, p) - (p - 2) * 5e-6
+    assert seconds["naive_all_reduce"] == pytest.approx(naive)
+
+
+def test_costs_of_the_example():
+    arguments = (1.0, 0.5, 4, 4)
+    assert [cost(*arguments) for cost in (reference.naive_cost, reference.ring_cost, reference.tree_cost)] == [
+        18,
+        9,
+        12,
+    ]
+    assert reference.crossover(1.0, 0.5, 4) == pytest.approx(1.6)
+    assert reference.ring_cost(1.0, 0.5, 1.6, 4) == pytest.approx(7.2)
+    assert reference.tree_cost(1.0, 0.5, 1.6, 4) == pytest.approx(7.2)
+
+
+@pytest.mark.parametrize("p", range(2, 65))
+def test_ring_and_tree_take_equally_long_at_the_crossover(p):
+    n = reference.crossover(5e-6, 1e-9, p)
+    assert n >= 0 and (n == 0) == (p <= 3)
+    assert reference.ring_cost(5e-6, 1e-9, n, p) == pytest.approx(reference.tree_cost(5e-6, 1e-9, n, p))
+
+
+@pytest.mark.parametrize(("gb_s", "microseconds"), [(450, 522), (300, 783), (63, 3728), (50, 4698), (12.5, 18_790)])
+def test_bytes_of_a_prefill_over_real_links(gb_s, microseconds):
+    assert 1e6 * reference.ring_cost(0, 1 / (gb_s * 1e9), PREFILL, 8) == pytest.approx(microseconds, rel=1e-3)
+
+
+def test_decoding_is_latency_bound():
+    assert 1e6 * reference.ring_cost(0, NVLINK, DECODE, 8) == pytest.approx(0.06, abs=0.005)
+    assert 1e6 * reference.ring_cost(0, ETHERNET, DECODE, 8) == pytest.approx(2.3, abs=0.05)
+    assert 1e6 * reference.ring_cost(5e-6, 1 / 14e9, DECODE, 8) == pytest.approx(72, abs=0.5)
+
+
+def test_advice_on_slow_decoding():
+    step = 160 * reference.ring_cost(20e-6, ETHERNET, DECODE, 8)
+    assert step == pytest.approx(0.045, abs=0.0005)
+    assert 1 - 160 * reference.ring_cost(20e-6, ETHERNET / 4, DECODE, 8) / step < 0.01
+    assert 160 * reference.tree_cost(20e-6, ETHERNET, DECODE, 8) == pytest.approx(0.020, abs=0.001)
+    assert reference.ring_cost(20e-6, ETHERNET, PREFILL, 8) == pytest.approx(0.0188 + 0.00028, abs=0.0001)
+
+
+def test_a_tree_over_two_machines_crosses_the_network_twice():
+    fast, slow = Link(alpha=1e-6, bandwidth=450e9), Link(alpha=20e-6, bandwidth=12.5e9)
+    links = {(a, b): slow for a in range(8) for b in range(8) if (a < 4) != (b < 4)}
+    seconds = {name: run(name, 8, DECODE // 8, fast, links).seconds for name in RINGS}
+    assert seconds["ring_all_reduce"] == pytest.approx(reference.ring_cost(20e-6, ETHERNET, DECODE, 8), rel=1e-3)
+    assert 160 * seconds["tree_all_reduce"] == pytest.approx(0.0075, abs=5e-5)
+
+
+def test_answers_to_the_questions():
+    answers = reference.answers
+    assert answers["bytes sent"] == 2 * 7 / 8 * 128
+    assert (
+        answers["root against ring"] == sent(run("naive_all_reduce", 8, 8))[0] / sent(run("ring_all_reduce", 8, 8))[0]
+    )
+    assert answers["rounds"] == run("ring_all_reduce", 16, 16, Link(alpha=1.0)).seconds
+    algbw, busbw = reference.bandwidths("all_reduce", 1e9, answers["from busbw"] / 1e3, 8)
+    assert busbw == pytest.approx(235e9, rel=1e-3) and algbw < busbw
+
+
+def test_one_slow_link_slows_the_whole_ring():
+    fast, slow = Link(bandwidth=1e9), {(0, 1): Link(bandwidth=1e8)}
+    assert run("ring_all_reduce", 8, 800, fast, slow).seconds / run("ring_all_reduce", 8, 800, fast).seconds > 9
+
+
+def test_the_fit_of_three_points():
+    assert reference.fit_alpha_beta([0, 0, 10], [1.0, 2.0, 7.0]) == pytest.approx((1.2, 0.58))
+
+
+def compare(n):
+    """Each all-reduce of the unit beside the library's, in the world and in a group; the largest difference."""
+    import torch
+    import torch.distributed as dist
+
+    group, found = dist.new_group([0, 2]), []
+    for name in RINGS:
+        for where in (None, group):
+            if where is not None and dist.get_rank() == 1:
+                continue
+            mine = torch.randn(n, generator=torch.Generator().manual_seed(dist.get_rank()), dtype=torch.float64)
+            theirs = mine.clone()
+            getattr(reference, name)(mine, where)
+            dist.all_reduce(theirs, group=where)
+            found.append((mine - theirs).abs().max().item() if n else 0.0)
+    return max(found)
+
+
+@pytest.mark.parametrize("n", [0, 2, 1001])
+def test_the_same_functions_on_real_ranks(n):
+    assert max(Cluster(3, backend="gloo").run(compare, n).values) < 1e-12
+
+
+def shuffle(splits):
+    import torch
+    import torch.distributed as dist
+
+    rank, p = dist.get_rank(), len(splits)
+    outputs = [torch.empty(splits[source][rank]) for source in range(p)]
+    reference.all_to_all(outputs, [torch.full((splits[rank][to],), 10.0 * rank + to) for to in range(p)])
+    return [output.tolist() for output in outputs]
+
+
+def test_an_uneven_all_to_all_on_real_ranks():
+    splits = [[1, 0, 2], [3, 1, 0], [0, 2, 1]]
+    values = Cluster(3, backend="gloo").run(shuffle, splits).values
+    assert values == [[[10.0 * i + j] * splits[i][j] for i in range(3)] for j in range(3)]
+
+
+@pytest.mark.gpu
+def test_the_ring_on_gpus():
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("needs an NVIDIA GPU")
+    p = min(4, torch.cuda.device_count())
+    assert max(Cluster(p, backend="nccl").run(on_gpu, 1001).values) < 1e-9
+
+
+def on_gpu(n):
+    import torch
+    import torch.distributed as dist
+
+    from servelab.ranks import device
+
+    mine = torch.arange(n, dtype=torch.float64, device=device()) + dist.get_rank()
+    theirs = mine.clone()
+    reference.ring_all_reduce(mine)
+    dist.all_reduce(theirs)
+    return (mine - theirs).abs().max().item()

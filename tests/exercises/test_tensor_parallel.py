@@ -1,0 +1,328 @@
+"""Unit 06: the reference is the dense layer, cut; and the figures of its text come out of it."""
+
+from functools import cache
+from random import Random
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.nn import functional as F  # noqa: E402
+
+from servelab import exercise  # noqa: E402
+from servelab.cards import HardwareCard, hardware_card, model_card  # noqa: E402
+from servelab.exercise import PUBLIC_SEED, make_probes, record  # noqa: E402
+from servelab.exercises.tensor_parallel import _ranks as ranks  # noqa: E402
+from servelab.plain import decode_array  # noqa: E402
+from servelab.ranks import Cluster, Link, SimCluster  # noqa: E402
+from servelab.ranks.communicator import Communicator, split  # noqa: E402
+from servelab.reference import tensor_parallel as reference  # noqa: E402
+
+ON_RANKS = ("linear_layers", "mlp", "attention", "vocabulary", "sequence_parallel")
+
+
+@cache
+def probes_of(name: str, seed: int) -> list:
+    subject = exercise.find(f"tensor_parallel.{name}")
+    return make_probes(subject, Random(seed), tuple(getattr(reference, answer) for answer in subject.answers))
+
+
+def layered(name: str, seed: int) -> list:
+    """The probes in which a layer ran that has a dense counterpart."""
+    found = [probe for probe in probes_of(name, seed) if "ranks" in probe.challenge]
+    special = {"misuse", "groups"}
+    pairs = ("gather", "scatter", "copied")
+    return [p for p in found if not special & set(p.challenge) and p.challenge.get("kind") not in pairs]
+
+
+def tensors(challenge: dict) -> dict:
+    """The challenge's tensors, as leaves."""
+    names = ("weight", "bias", "second", "second_bias", "gate", "up", "down", "norm", "q", "k", "v", "o")
+    names += ("x", "table", "logits")
+    return {name: ranks.leaf(challenge[name]) for name in names if challenge.get(name) is not None}
+
+
+def dense(name: str, challenge: dict, given: dict):
+    """The same computation on one rank, in plain torch: no line of it is the reference's."""
+    x = given.get("x")
+    if name == "linear_layers":
+        y = x @ given["weight"].T + given.get("bias", 0)
+        return y.clamp(min=0) @ given["second"].T + given["second_bias"] if challenge["kind"] == "pair" else y
+    if name in ("mlp", "sequence_parallel"):
+        if "norm" in given:
+            x = x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * given["norm"]
+        a = x @ given["gate"].T
+        return (a * a.sigmoid() * (x @ given["up"].T)) @ given["down"].T
+    if name == "attention":
+        return dense_attention(x, given, *challenge["heads"])
+    if challenge["kind"] == "embedding":
+        return given["table"][torch.tensor(challenge["tokens"])]
+    return F.cross_entropy(given["logits"], torch.tensor(challenge["labels"]), reduction="none")
+
+
+def dense_attention(x, given: dict, heads: int, kv_heads: int):
+    q, k, v = (
+        (x @ given[name].T).unflatten(2, (n, -1)) for name, n in (("q", heads), ("k", kv_heads), ("v", kv_heads))
+    )
+    k, v = (t.repeat_interleave(heads // kv_heads, 2) for t in (k, v))
+    scores = torch.einsum("bihd,bjhd->bhij", q, k) / q.shape[-1] ** 0.5
+    scores = scores.masked_fill(torch.ones(x.shape[1], x.shape[1]).triu(1).bool(), -torch.inf)
+    return torch.einsum("bhij,bjhd->bihd", scores.softmax(-1), v).flatten(2) @ given["o"].T
+
+
+def made(probe, name: str) -> list:
+    return [torch.tensor(decode_array(rank["made"][name]).copy()) for rank in probe.expected["ranks"]]
+
+
+@pytest.mark.parametrize("seed", [PUBLIC_SEED, 11])
+@pytest.mark.parametrize("name", ON_RANKS)
+def test_the_reference_is_the_dense_layer_cut(name, seed):
+    probes = layered(name, seed)
+    assert probes
+    for probe in probes:
+        compare_with_dense(name, probe)
+
+
+def compare_with_dense(name: str, probe) -> None:
+    challenge, given = probe.challenge, tensors(probe.challenge)
+    tolerance = ranks.ROUNDED if challenge.get("dtype") == "bfloat16" else ranks.EXACT
+    y = dense(name, challenge, given)
+    (y * ranks.tensor(challenge["factor"])).sum().backward()
+    results = made(probe, "loss" if "logits" in given else "result")
+    if challenge.get("kind") == "column" or name == "sequence_parallel":
+        results = [torch.cat(results, 1)]
+    for result in results:
+        assert_close(result, y.detach(), tolerance)
+    for rank, left in enumerate(probe.expected["ranks"]):
+        for label, value in left["made"].items():
+            if label.startswith("gradient of") and value is not None:
+                grad = torch.tensor(decode_array(value).copy())
+                assert_close(grad, part_of(challenge, label, given, rank, name), tolerance)
+
+
+def part_of(challenge: dict, label: str, given: dict, rank: int, name: str) -> torch.Tensor:
+    """This rank's part of the dense gradient that ``label`` names."""
+    what, _, layer = label.removeprefix("gradient of ").partition(" of layer ")
+    size, row = challenge["ranks"], challenge.get("kind") == "row" or layer == "2"
+    key = {"rows": "table", "weight2": "second", "bias2": "second_bias"}.get(what + layer.replace("1", ""), what)
+    grad = given[key].grad
+    if key == "x" and name != "sequence_parallel":
+        return grad.chunk(size, -1)[rank] if row else grad
+    if key == "logits":
+        return grad[:, challenge["bounds"][rank] : challenge["bounds"][rank + 1]]
+    if key == "norm" or (what == "bias" and row):
+        return grad
+    if key in ("k", "v"):
+        heads = challenge["heads"][1]
+        return grad.tensor_split(heads)[rank * heads // size] if size > heads else grad.chunk(size)[rank]
+    by_columns = key in ("down", "o") or (what == "weight" and row) or key == "x"
+    return grad.tensor_split(size, 1 if by_columns else 0)[rank]
+
+
+def assert_close(got, want, tolerance: float) -> None:
+    atol = tolerance * max(1.0, want.abs().max().item())
+    torch.testing.assert_close(got.double(), want.double(), rtol=tolerance, atol=atol)
+
+
+# -- a whole layer
+
+
+def whole_layer(heads: int, kv_heads: int) -> torch.Tensor:
+    """Attention and MLP with norms and residuals, forward and backward; the gradient of the input."""
+    comm, hidden = Communicator(), 2 * heads
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(hidden, hidden), (2 * kv_heads, hidden), (2 * kv_heads, hidden), (hidden, hidden)]
+    shapes += [(36, hidden), (36, hidden), (hidden, 36)]
+    q, k, v, o, *matrices = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
+    replicas = split(comm, max(1, comm.size // kv_heads))
+    attention = reference.TensorParallelAttention(q, k, v, o, heads, kv_heads, comm, replicas)
+    mlp = reference.TensorParallelMLP(*matrices, comm)
+    x = torch.randn(2, 3, hidden, generator=generator, dtype=torch.float64).requires_grad_()
+    y = x + attention(F.rms_norm(x, (hidden,)))
+    (y + mlp(F.rms_norm(y, (hidden,)))).square().sum().backward()
+    attention.finish_gradients()
+    return x.grad
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(4, 2, 2), (6, 2, 6), (9, 3, 3), (4, 1, 4)])
+def test_two_all_reduces_forward_and_two_backward(heads, kv_heads, size):
+    run = SimCluster(size).run(whole_layer, heads, kv_heads)
+    for grad in run.values:
+        assert_close(grad, whole_layer(heads, kv_heads), 1e-9)
+    activations = [e for e in run.collectives(0) if e.elements == 2 * 3 * 2 * heads]
+    others = [e for e in run.collectives(0) if e not in activations]
+    assert [event.name for event in activations] == ["all_reduce"] * 4
+    assert len(others) == (2 if size > kv_heads else 0)
+
+
+def test_a_layer_on_real_ranks_leaves_the_record_of_simulated_ones():
+    real, simulated = (engine(2).run(whole_layer, 4, 1) for engine in (Cluster, SimCluster))
+    assert_close(real.values[1], simulated.values[1], 1e-12)
+    records = [[(e.name, e.elements, e.ranks) for e in run.collectives(1)] for run in (real, simulated)]
+    assert records[0] == records[1] and len(records[0]) == 6
+
+
+# -- what a learner is told
+
+
+def test_a_run_that_breaks_off_names_rank_and_reason():
+    def absent(x, comm):
+        return x if comm.rank == 0 else comm.all_reduce(x.detach().clone())
+
+    def raises(x, comm):
+        raise RuntimeError("not today")
+
+    subject = exercise.find("tensor_parallel.conjugate_pair")
+    challenge = next(p.challenge for p in probes_of("conjugate_pair", PUBLIC_SEED) if p.challenge["ranks"] == 2)
+    for function, words in ((absent, ["rank 1: in all_reduce", "waits for rank 0"]), (raises, ["rank 0", "not today"])):
+        outcome = record(subject, challenge, (function, function))
+        case = next(iter(subject.judge(challenge, outcome["transcript"], {})))
+        assert not case.passed and all(word in case.message for word in words), case.message
+
+
+def first_failure(name: str, *answers) -> exercise.CaseVerdict:
+    subject, probes = exercise.find(f"tensor_parallel.{name}"), probes_of(name, PUBLIC_SEED)
+    return exercise.judge(
+        subject, probes, [record(subject, probe.challenge, answers) for probe in probes]
+    ).first_failure
+
+
+def test_a_missing_return_and_a_call_inside_the_graph_are_named():
+    no_return = first_failure("conjugate_pair", reference.copy_to_ranks, lambda x, comm: None)
+    assert "reduce_from_ranks returned None: is its return missing?" in no_return.message
+    in_graph = first_failure("conjugate_pair", reference.copy_to_ranks, lambda x, comm: comm.all_reduce(x))
+    assert "autograd does not see what comm does" in in_graph.message
+
+
+def test_a_view_is_called_one():
+    class Column(reference.ColumnParallelLinear):
+        def __init__(self, weight, bias, comm, copied=False):
+            super().__init__(weight, bias, comm, copied)
+            self.weight = torch.nn.Parameter(weight.chunk(comm.size)[comm.rank]) if comm.size > 1 else self.weight
+
+    def view(full, dim, comm):
+        return full.chunk(comm.size, dim)[comm.rank]
+
+    message = first_failure("linear_layers", view, reference.ColumnParallelLinear, reference.RowParallelLinear).message
+    assert "the whole weight, by the view that shard returns" in message
+    message = first_failure("linear_layers", reference.shard, Column, reference.RowParallelLinear).message
+    assert "12 elements for the 6 of weight: is it a view?" in message
+
+
+def test_numbers_that_look_alike_are_told_apart():
+    got = ranks.differs(*(ranks.plain(torch.tensor([x])) for x in (1.93447, 1.934474)), 1e-9, 2)
+    assert got == "[0] expected 1.934474, got 1.93447"
+
+
+def test_an_unfinished_earlier_unit_is_named_and_no_hint_given():
+    from servelab.errors import CourseError
+    from servelab.verdicts import Shown
+
+    def step(*args, **more):
+        raise CourseError("mixed_step_floor comes from the exercise floors", mend="Finish floors.")
+
+    subject, answers = exercise.find("tensor_parallel.step_time"), [reference.all_reduce_seconds, reference.bound_by]
+    probes = probes_of("step_time", PUBLIC_SEED)
+    recorded = [record(subject, probe.challenge, (*answers, step, step)) for probe in probes]
+    shown = Shown(subject, probes, exercise.judge(subject, probes, recorded))
+    message = shown.verdict.first_failure.message
+    assert (
+        message.startswith("what this builds on is not written yet: mixed_step_floor") and "Finish floors." in message
+    )
+    assert not shown.hint
+
+
+@pytest.mark.parametrize("name", ["conjugate_pair", *ON_RANKS])
+def test_what_is_shown_can_be_pasted_and_gives_what_the_check_saw(name):
+    for probe in probes_of(name, PUBLIC_SEED):
+        if probe.challenge.get("misuse") or "ranks" not in probe.challenge:
+            continue
+        space = dict(vars(reference)) | {"SimCluster": SimCluster, "split": split}
+        exec(exercise.find(f"tensor_parallel.{name}").show(probe.challenge), space)
+        results = made(probe, "loss" if "labels" in probe.challenge else "result")
+        for (y, *_), result in zip(space["run"].values, results, strict=True):
+            assert_close(y, result, 1e-12)
+
+
+# -- figures of the text and of facts
+
+
+def test_traffic_of_llama_70b():
+    llama = model_card("llama-3.1-70b")
+    for tokens, tp, boundary in ((8192, 37.58e9, 134.2e6), (32, 146.8e6, 0.524e6)):
+        assert reference.tp_bytes(llama, tokens, 8) == pytest.approx(tp, rel=5e-4)
+        assert reference.boundary_bytes(llama, tokens) == pytest.approx(boundary, rel=1e-3)
+        assert reference.tp_bytes(llama, tokens, 8) / reference.boundary_bytes(llama, tokens) == 280
+    assert reference.layer_elements(1, 1, 8, backward=True) == 7
+    assert reference.tp_bytes(llama, 1, 4) / reference.boundary_bytes(llama, 1) == 240
+
+
+def test_all_reduce_of_128_mib_and_of_16_kib():
+    for rate, microseconds in ((450, 522), (300, 783), (63, 3728), (50, 4698), (12.5, 18790)):
+        assert reference.all_reduce_seconds(2**27, 8, Link(0.0, rate * 1e9)) * 1e6 == pytest.approx(
+            microseconds, abs=0.5
+        )
+    small = reference.all_reduce_seconds(2**14, 8, Link(1e-6, 450e9))
+    assert small == pytest.approx(14e-6, rel=0.01)
+    assert reference.boundary_bytes(model_card("llama-3.1-70b"), 32) == 524_288
+    for rate, crossing in ((12.5e9, 500e3), (450e9, 18e6)):
+        either_side = [reference.bound_by(n * crossing, 8, Link(5e-6, rate)) for n in (0.99, 1.01)]
+        assert either_side == ["latency", "bandwidth"]
+    nvlink = Link(1e-6, 450e9)
+    assert [reference.bound_by(n, 8, nvlink) for n in (3.5e6, 3.6e6, 3.7e6)] == ["latency", "latency", "bandwidth"]
+
+
+def test_step_time_against_degree():
+    """The table of exercise 8. At TP16 each KV head is on two cards."""
+    qwen = model_card("qwen3-8b")
+    card = HardwareCard(name="2 TB/s", memory_gb=80, bandwidth_tb_s=2.0, dense_bf16_tflops=312)
+    expected = {
+        Link(): (8.79, 4.40, 2.20, 1.10, 0.59),
+        Link(1e-6, 200e9): (8.79, 4.54, 2.64, 2.11, 2.75),
+        Link(5e-6, 25e9): (8.79, 5.14, 4.39, 6.18, 11.43),
+    }
+    degrees = (1, 2, 4, 8, 16)
+    for link, times in expected.items():
+        found = [reference.step_seconds(qwen, card, link, tp, 1, 8192) * 1e3 for tp in degrees]
+        assert found == pytest.approx(times, abs=0.0051)
+    fastest = [reference.fastest_degree(qwen, card, link, degrees, 1, 8192) for link in expected]
+    assert fastest == [16, 8, 4]
+
+
+def test_gpt_fast_time_for_each_all_reduce():
+    measured = {2: (168.84, 18), 4: (254.02, 24), 8: (328.43, 29)}
+    layers = model_card("llama-2-7b").num_layers
+    for tp, (rate, microseconds) in measured.items():
+        assert (1 / rate - 1 / 104.9 / tp) / (2 * layers) * 1e6 == pytest.approx(microseconds, abs=0.5)
+
+
+def test_the_advice_on_two_nodes():
+    model, h100 = model_card("llama-3.1-405b"), hardware_card("h100-sxm")
+    assert 2 * model.num_layers == 252
+    read = [405e9 / tp / (h100.bandwidth_tb_s * 1e12) * 1e3 for tp in (8, 16)]
+    assert read == pytest.approx([15.1, 7.6], abs=0.05)
+    message = reference.boundary_bytes(model, 1)
+    assert message == 32 * 2**10
+    for tp, link, milliseconds in (
+        (16, Link(20e-6, 12.5e9), 152),
+        (16, Link(2e-6, 12.5e9), 16),
+        (8, Link(2e-6, 450e9), 7),
+    ):
+        assert 252 * reference.all_reduce_seconds(message, tp, link) * 1e3 == pytest.approx(milliseconds, abs=0.5)
+    assert 16 * 20e-6 * 12.5e9 / message == pytest.approx(122, abs=0.1)
+    assert reference.boundary_bytes(model, 8192) == pytest.approx(268e6, rel=0.002)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_layers_on_a_gpu():
+    """Two gloo ranks share one GPU: the layers take whatever device their weights are on."""
+
+    def two_layers() -> torch.Tensor:
+        comm, generator = Communicator(), torch.Generator().manual_seed(0)
+        A, B, x = (torch.randn(s, generator=generator).double().cuda() for s in ((8, 6), (6, 8), (3, 6)))
+        column, row = reference.ColumnParallelLinear(A, None, comm), reference.RowParallelLinear(B, None, comm)
+        return row(column(x).relu()).detach().cpu()
+
+    for y in Cluster(2, backend="gloo").run(two_layers).values:
+        assert_close(y, two_layers(), 1e-12)
