@@ -14,8 +14,10 @@ import json
 import linecache
 import os
 import re
+import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +33,11 @@ from servelab.paths import DATA, find_unit, work_dir
 TRANSCRIPT_MIME = "application/vnd.servelab.transcript+json"
 VERDICT_MIME = "application/vnd.servelab.verdict+json"
 MAX_SHOWN_OUTPUT = 2000
+MAX_SECONDS = 60.0  # of computing for one challenge; the slowest right answers take a tenth of it
+
+
+class TookTooLong(BaseException):
+    """The learner's code was stopped; not an `Exception`, so that no driver takes it for the code's own."""
 
 
 class CheckFailed(AssertionError):
@@ -87,17 +94,49 @@ def _require_answers(exercise: Exercise, answers: tuple) -> None:
 
 
 def _drive_all(exercise: Exercise, probes: list[Probe], answers: tuple) -> tuple[list[dict], list[str]]:
-    """The outcome of each probe, and what the learner's code printed during it."""
-    recorded, printed = [], []
-    for probe in probes:
+    """The outcome of each probe, and what the learner's code printed during it.
+
+    After one that does not return none is run any more, so that nobody waits once for each.
+    """
+    recorded: list[dict] = [exercises.NOT_RUN] * len(probes)
+    printed = [""] * len(probes)
+    for index, probe in enumerate(probes):
         try:
-            with _captured() as output:
-                recorded.append(exercises.record(exercise, probe.challenge, answers))
-                printed.append(output())
+            with _captured() as output, _limited(MAX_SECONDS):
+                recorded[index] = exercises.record(exercise, probe.challenge, answers)
+                printed[index] = output()
+        except TookTooLong as stop:
+            message = f"stopped, because it had not returned after {MAX_SECONDS:.0f} s on this input"
+            place = exercises.describe_error(stop).removeprefix(type(stop).__name__)
+            recorded[index] = {"raised": {"type": type(stop).__name__, "message": message + place}}
+            break
         except KeyboardInterrupt as stop:
             where = exercises.describe_error(stop).partition("(")[2].rstrip(")") or "somewhere in your code"
             raise CheckFailed(f"interrupted at {where}, on the input\n{exercise.show(probe.challenge)}") from None
     return recorded, printed
+
+
+@contextlib.contextmanager
+def _limited(seconds: float) -> Iterator[None]:
+    """Raise `TookTooLong` in the block once this process has computed for so long in it.
+
+    Computing time passes neither while the machine sleeps nor while others use it. No effect where Python has no such
+    timer (Windows), and outside the main thread.
+    """
+    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_) -> None:
+        raise TookTooLong
+
+    before = signal.signal(signal.SIGPROF, stop)
+    try:
+        signal.setitimer(signal.ITIMER_PROF, seconds, 0.5)  # again and again: a bare except must not swallow it
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def public_probes(exercise: Exercise) -> list[Probe]:

@@ -25,7 +25,7 @@ from servelab import answers, exercise, mutants, paths
 from servelab.errors import CourseError
 from servelab.exercise import PUBLIC_SEED, Exercise, Probe, Verdict
 from servelab.mutants import Cell, Change, Mutation
-from servelab.workers import Stopped, TimedOut, limited, limited_memory, run_all
+from servelab.workers import Stopped, TimedOut, limit_again, limited, limited_memory, run_all
 
 EXTRA_SEED = 7919  # mutants and right answers also meet challenges that no learner has seen
 MIN_KILLED = 0.98
@@ -168,14 +168,17 @@ class Bench:
         self.public = exercise.make_probes(self.exercise, Random(PUBLIC_SEED), reference)
         extra = exercise.make_probes(self.exercise, Random(EXTRA_SEED), reference)
         self.probes = self.public + [probe for probe in extra if probe not in self.public]
-        started = time.process_time()
         self.reference = self.verdict(reference, self.public)
-        self.survives(reference)
-        self.cost = time.process_time() - started
+        self.costs = [self._cost(reference, probe) for probe in self.probes]  # seconds of CPU
 
     def limit(self, task: Task) -> float:
-        """Seconds of CPU that a task may take; a right answer may be much slower than the reference."""
-        return 0.3 + 5 * self.cost if task.kind == "mutant" else 5 + 20 * self.cost
+        """Seconds of CPU that a task may take, a mutant for its first probe; a right answer may be slow."""
+        return 0.3 + 5 * self.costs[0] if task.kind == "mutant" else 5 + 20 * sum(self.costs)
+
+    def _cost(self, reference: tuple, probe: Probe) -> float:
+        started = time.process_time()
+        self.verdict(reference, [probe])
+        return time.process_time() - started
 
     def load(self, cells: Iterable[Cell], *, forgiving: bool = False) -> ModuleType:
         """Run cells as a fresh module. Forgiving, like a notebook, goes on after a cell that raised."""
@@ -198,8 +201,9 @@ class Bench:
         )
 
     def survives(self, given: tuple) -> bool:
-        """Whether an answer passes every probe; stops at the first that it fails."""
-        for probe in self.probes:
+        """Whether an answer passes every probe; stops at the first that it fails, or takes too long for."""
+        for probe, cost in zip(self.probes, self.costs, strict=True):
+            limit_again(0.3 + 5 * cost)
             verdict = self.verdict(given, [probe])
             if any(case.failed_on is not None for case in verdict.cases):
                 return False

@@ -7,7 +7,11 @@ An exercise is a module ``servelab/exercises/<unit>/<exercise>.py`` with
 - ``challenges(rng) -> list``: what is asked, smallest first, as plain data;
 - ``drive(challenge, *answers) -> transcript``: use the learner's objects and write down what they did, as plain data;
 - ``judge(challenge, transcript, expected) -> list[Case]``: pure; names only the cases that this challenge tests;
-- optionally ``show(challenge) -> str``: the challenge as a learner should read it.
+- optionally ``show(challenge) -> str``: the challenge as a learner should read it;
+- optionally ``COMPARED = False``, where the judge never looks at ``expected``: then nobody stores it.
+
+Of an error that escapes ``drive`` the verdict shows the first 300 characters. An error class whose message is a report
+of several lines says so by ``is_report = True``; then it shows up to `plain.MAX_TEXT`.
 """
 
 import copy
@@ -29,6 +33,8 @@ from servelab import plain
 from servelab.errors import CourseError
 
 PUBLIC_SEED = 2026
+MAX_ERROR = 300  # of its message
+NOT_RUN: dict = {}  # the outcome of a challenge that was passed over
 CELL_FILE = re.compile(r"^<ipython-input|ipykernel_\d+[\\/]")  # how IPython names the code of a cell
 
 
@@ -57,7 +63,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Probe:
-    """A challenge with the reference's own transcript of it and the names of the cases that it tests."""
+    """A challenge with the reference's own transcript of it, if it is compared, and the names of the cases it tests."""
 
     challenge: Any
     expected: Any
@@ -73,13 +79,18 @@ class Probe:
 
 @dataclass(frozen=True)
 class CaseVerdict:
-    """A case over all challenges: how many tested it, and the first (smallest) one that it failed on."""
+    """A case over all challenges: how many tested it, and the first (smallest) one that it failed on.
+
+    ``judged`` is False where no judge found it wrong: the runs that should have tested it ended before. It earns
+    nothing all the same.
+    """
 
     spec: CaseSpec
     covered: int
     message: str = ""
     failed_on: int | None = None
     failure_hint: int | None = None
+    judged: bool = True
 
     @property
     def passed(self) -> bool:
@@ -115,8 +126,9 @@ class Verdict:
 
     @property
     def first_failure(self) -> CaseVerdict | None:
-        """The first failed case, in the exercise's order: from basic to special."""
-        return next((case for case in self.cases if not case.passed), None)
+        """The first failed case, in the exercise's order: from basic to special; a judged one, if there is any."""
+        failed = [case for case in self.cases if not case.passed]
+        return next((case for case in failed if case.judged), failed[0] if failed else None)
 
 
 @dataclass(frozen=True)
@@ -131,6 +143,7 @@ class Exercise:
     judge: Callable[[Any, Any, Any], Iterable[Case]]
     version: str
     show: Callable[[Any], str] = field(default=plain.dumps)
+    compared: bool = True  # whether the judge needs the reference's transcripts
 
     @property
     def unit(self) -> str:
@@ -161,6 +174,7 @@ def from_module(module: ModuleType) -> Exercise:
         judge=module.judge,
         version=_version(module),
         show=getattr(module, "show", plain.dumps),
+        compared=getattr(module, "COMPARED", True),
     )
 
 
@@ -210,7 +224,7 @@ def describe_error(error: BaseException) -> str:
 
 def _message(error: BaseException) -> str:
     try:
-        return plain.text(error, 300)
+        return plain.text(error, plain.MAX_TEXT if getattr(error, "is_report", False) is True else MAX_ERROR)
     except Exception:  # an error that cannot say what it is
         return ""
 
@@ -239,8 +253,9 @@ def make_probes(exercise: Exercise, rng: Random, reference: tuple) -> list[Probe
         challenge = plain.loads(plain.dumps(challenge))  # exactly what a submission will be given
         recorded = record(exercise, challenge, reference)
         assert "transcript" in recorded, f"{exercise.name}: the reference raised {recorded['raised']} on {challenge}"
-        expected = recorded["transcript"]
-        cases = list(exercise.judge(challenge, expected, expected))
+        transcript = recorded["transcript"]
+        expected = transcript if exercise.compared else None
+        cases = list(exercise.judge(challenge, transcript, expected))
         failed = [case for case in cases if not case.passed]
         assert not failed, f"{exercise.name}: the reference fails its own judge: {failed[0]}"
         probes.append(Probe(challenge, expected, tuple(case.name for case in cases)))
@@ -252,6 +267,7 @@ def judge(exercise: Exercise, probes: list[Probe], recorded: Any) -> Verdict:
     outcomes = recorded if isinstance(recorded, list) and len(recorded) == len(probes) else [None] * len(probes)
     covered = dict.fromkeys((spec.name for spec in exercise.cases), 0)
     failures: dict[str, tuple[int, Case]] = {}
+    unjudged: dict[str, tuple[int, Case]] = {}
     for index, (probe, outcome) in enumerate(zip(probes, outcomes, strict=True)):
         found: dict[str, Case] = {}
         for case in _judge_one(exercise, probe, outcome):
@@ -259,20 +275,22 @@ def judge(exercise: Exercise, probes: list[Probe], recorded: Any) -> Verdict:
                 found[case.name] = case
         for name in probe.cases:
             covered[name] += 1
-            case = found.get(name) or Case(name, False, "the run ended before this could be judged")
-            if not case.passed:
-                failures.setdefault(name, (index, case))
+            if name not in found:
+                unjudged.setdefault(name, (index, Case(name, False, "the run ended before this could be judged")))
+            elif not found[name].passed:
+                failures.setdefault(name, (index, found[name]))
     cases = []
     for spec in exercise.cases:
-        if spec.name in failures:
-            failed_on, failure = failures[spec.name]
-            cases.append(CaseVerdict(spec, covered[spec.name], failure.message, failed_on, failure.hint))
-        else:
-            cases.append(CaseVerdict(spec, covered[spec.name]))
+        judged = spec.name in failures or spec.name not in unjudged
+        failed_on, failure = (unjudged | failures).get(spec.name, (None, Case(spec.name, True)))
+        found_out = (failure.message, failed_on, failure.hint, judged)
+        cases.append(CaseVerdict(spec, covered[spec.name], *found_out))
     return Verdict(exercise.name, tuple(cases))
 
 
 def _judge_one(exercise: Exercise, probe: Probe, outcome: Any) -> list[Case]:
+    if outcome == NOT_RUN:
+        return []
     if not isinstance(outcome, dict) or outcome.keys() not in ({"transcript"}, {"raised"}):
         return [Case(name, False, "nothing was recorded") for name in probe.cases]
     if "raised" in outcome:

@@ -7,6 +7,8 @@ from servelab.exercise import CaseVerdict, Exercise, Probe, Verdict
 
 MAX_INPUT = 6000  # the longest run's listing, so that the step that a message names is in it
 MAX_MESSAGE = 600  # it quotes what the learner's code returned, which may be of any length
+HTML_MARKS = ("\N{CHECK MARK} pass", "\N{BALLOT X} fail", "not judged")
+MAX_REPORT = 2200  # of several lines: an error's own (`servelab.exercise`), and what a judge says in front of it
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,9 @@ class Shown:
     def headline(self) -> str:
         passed = sum(case.passed for case in self.verdict.cases)
         outcome = "passed" if self.verdict.passed else "not yet right"
-        return f"{self.exercise.name}: {outcome} - {passed} of {len(self.verdict.cases)} cases"
+        unjudged = sum(not case.judged for case in self.verdict.cases)
+        rest = f", {unjudged} not judged" if unjudged else ""
+        return f"{self.exercise.name}: {outcome} - {passed} of {len(self.verdict.cases)} cases{rest}"
 
     @property
     def first_failure(self) -> str:
@@ -46,22 +50,32 @@ class Shown:
         return f'Smallest failing input of "{case.spec.name}":' if case else ""
 
     def outcome(self, case: CaseVerdict) -> str:
+        """What happened; of a message of several lines the first only, except for the first failure."""
         if case.passed:
             return f"held for {case.covered} {'input' if case.covered == 1 else 'inputs'}"
         if not self.probes:
             return "failed"
-        return _shortened(case.message, MAX_MESSAGE) or "no input reached this"
+        head, newline, _ = case.message.partition("\n")
+        if newline and case is self.verdict.first_failure:
+            return _shortened(case.message, MAX_REPORT)
+        return _shortened(head, MAX_MESSAGE) or "no input reached this"
 
 
 def _shortened(text: str, length: int) -> str:
     return text if len(text) <= length else text[:length] + " ..."
 
 
+def _mark(case: CaseVerdict, passed: str, failed: str, unjudged: str) -> str:
+    """One of three words for what came of a case."""
+    return passed if case.passed else failed if case.judged else unjudged
+
+
 def as_text(shown: Shown) -> str:
     """The verdict for a terminal."""
     lines = [shown.headline]
     for case in shown.verdict.cases:
-        lines.append(f"  {'ok  ' if case.passed else 'FAIL'}  {case.spec.name}: {shown.outcome(case)}")
+        outcome = shown.outcome(case).replace("\n", "\n        ")
+        lines.append(f"  {_mark(case, 'ok  ', 'FAIL', 'not judged')}  {case.spec.name}: {outcome}")
     if shown.first_failure:
         lines += [shown.failing_input_title, *(f"  {line}" for line in shown.first_failure.splitlines())]
     if shown.hint:
@@ -76,8 +90,7 @@ def as_text(shown: Shown) -> str:
 def as_html(shown: Shown) -> str:
     """The verdict for a notebook or a feedback page."""
     rows = "".join(
-        _row("td", "\N{CHECK MARK} pass" if case.passed else "\N{BALLOT X} fail", case.spec.name, shown.outcome(case))
-        for case in shown.verdict.cases
+        _row("td", _mark(case, *HTML_MARKS), case.spec.name, shown.outcome(case)) for case in shown.verdict.cases
     )
     head = _row("th", "result", "case", "what happened")
     parts = [
@@ -97,7 +110,13 @@ def as_html(shown: Shown) -> str:
 
 def _row(tag: str, *texts: str) -> str:
     """A table row; the alignment is for JupyterLab, and a sanitiser may drop it."""
-    return "<tr>" + "".join(f'<{tag} style="text-align:left">{escape(text)}</{tag}>' for text in texts) + "</tr>"
+    return "<tr>" + "".join(f'<{tag} style="text-align:left">{_cell(text)}</{tag}>' for text in texts) + "</tr>"
+
+
+def _cell(text: str) -> str:
+    """A sentence, and below it the lines of a report, if there are any."""
+    first, newline, report = text.partition("\n")
+    return escape(first) + (_listing(report) if newline else "")
 
 
 def _listing(text: str) -> str:

@@ -1,15 +1,46 @@
 """What every test needs: the environment's programs on PATH, one thread, no work folder of the user's."""
 
 import os
+import sys
+from types import ModuleType
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
 
 import pytest
 
-from servelab.paths import put_bin_on_path
+from servelab import parts
+from servelab.paths import find_unit, put_bin_on_path
 
 put_bin_on_path()
+
+
+PART = """
+calls = 0
+
+class Box:
+    def __init__(self, content):
+        self.content = content
+
+    def calls(self):
+        return calls
+
+def boxed(content):
+    global calls
+    calls += 1
+    return Box(content)
+"""
+
+
+@pytest.fixture
+def part_of_the_learners(monkeypatch, tmp_path) -> ModuleType:
+    """`PART` as `servelab.parts` makes it from a learner's cell: a module that no other process can import."""
+    monkeypatch.setattr("servelab.paths.SOLUTIONS", tmp_path)  # as in a student's bundle
+    assembly = parts.Assembly(find_unit("00"))
+    assembly.parts = [parts.Part("made", name="", given="", own=PART)]
+    module = assembly.module("servelab.parts.made")
+    monkeypatch.setitem(sys.modules, "servelab.parts.made", module)
+    return module
 
 
 @pytest.fixture(autouse=True)

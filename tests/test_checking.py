@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import os
+import signal
 import sys
 import warnings
 from importlib import import_module
@@ -20,6 +21,7 @@ from servelab.checking import TRANSCRIPT_MIME, VERDICT_MIME, CheckFailed, check
 from servelab.errors import CourseError
 from servelab.exercise import PUBLIC_SEED
 from servelab.paths import find_unit
+from servelab.ranks import RankError
 
 NAME = "start_here.slot_utilisation"
 UNIT = find_unit("00")
@@ -253,6 +255,22 @@ def test_nothing_is_kept_outside_the_work_folder(work_folder, tmp_path, monkeypa
     assert list(work_folder.iterdir()) == []
 
 
+def test_a_report_of_several_lines_is_shown_in_full_once():
+    found = exercise.find(NAME)
+    probes = checking.public_probes(found)
+    lines = [f"    rank {rank} <waits>" for rank in range(80)]
+
+    def deadlock(lengths, batch_size):
+        raise RankError("\n".join(["nobody can go on", *lines]))
+
+    recorded = [exercise.record(found, probe.challenge, (deadlock,)) for probe in probes]
+    shown = verdicts.Shown(found, probes, exercise.judge(found, probes, recorded))
+    text, page = verdicts.as_text(shown), verdicts.as_html(shown)
+    assert text.count("your code raised RankError: nobody can go on\n") > 1  # as often as cases broke off
+    assert [line[8:] for line in text.splitlines() if "<waits>" in line] == lines
+    assert "nobody can go on<pre" in page and page.count("\n    rank 79 &lt;waits&gt;</pre>") == 1
+
+
 def test_graders_page_keeps_the_challenge_secret():
     """A feedback page is made without probes: it names the case, never a value."""
     found = exercise.find(NAME)
@@ -380,6 +398,29 @@ def test_an_interrupt_names_the_line_and_the_input():
 
     with pytest.raises(CheckFailed, match=r"interrupted at somewhere in your code, on the input\nslot_utilisation\("):
         check(NAME, endless)
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timers")
+def test_an_endless_loop_is_stopped_and_the_rest_not_run(monkeypatch, capsys):
+    calls, before = [], signal.getsignal(signal.SIGPROF)
+
+    def endless(lengths, batch_size):
+        calls.append(lengths)
+        while len(calls) == 3:
+            try:
+                sum(range(1000))
+            except:  # noqa: E722 (swallows the first attempt to stop it)
+                calls.append(None)
+        while len(calls) == 4:
+            pass
+        return slot_utilisation(lengths, batch_size)
+
+    monkeypatch.setattr(checking, "MAX_SECONDS", 0.05)
+    with pytest.raises(CheckFailed):
+        check(NAME, endless)
+    assert len(calls) == 4
+    assert "your code raised TookTooLong: stopped, because it had not returned after" in capsys.readouterr().out
+    assert signal.getsignal(signal.SIGPROF) is before and signal.getitimer(signal.ITIMER_PROF) == (0, 0)
 
 
 def test_an_object_instead_of_its_class_is_refused():

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from servelab import exercise as exercises
-from servelab import plain
+from servelab import plain, verdicts
 from servelab.errors import CourseError
 from servelab.exercise import Case, CaseSpec, Exercise, Probe, judge, make_probes, record
 
@@ -145,6 +145,26 @@ PROBE = Probe(1, None, ("doubles",))
 def test_a_case_that_the_judge_does_not_name_fails():
     found = judge(with_judge(lambda *_: []), [PROBE], [{"transcript": 1}])
     assert not found.cases[0].passed and "before this could be judged" in found.cases[0].message
+
+
+def test_a_failure_that_was_judged_comes_before_a_run_that_ended_too_early():
+    both = ("doubles", "keeps zero")
+    probes = [Probe(number, None, both) for number in range(3)]
+    told = [[], [Case("keeps zero", False, "lost")], [Case("doubles", True), Case("keeps zero", False, "later")]]
+    found = judge(with_judge(lambda challenge, *_: told[challenge]), probes, [{"transcript": 0}] * 3)
+    assert found.fraction == 0 and [case.judged for case in found.cases] == [False, True]
+    first = found.first_failure
+    assert (first.spec.name, first.failed_on, first.message, first.hint) == ("keeps zero", 1, "lost", 2)
+    shown = verdicts.Shown(TOY, probes, found)
+    assert "not judged  doubles: the run ended" in verdicts.as_text(shown)
+    assert shown.headline.endswith("0 of 2 cases, 1 not judged") and "Hint 2" in shown.hint
+    assert '<td style="text-align:left">not judged</td>' in verdicts.as_html(shown)
+
+
+def test_where_nothing_was_judged_the_first_case_is_shown():
+    found = judge(with_judge(lambda *_: []), [Probe(1, None, ("keeps zero",))], [{"transcript": 1}])
+    assert [case.judged for case in found.cases] == [True, False]  # no probe tests the first one
+    assert not found.passed and found.first_failure.spec.name == "doubles"
 
 
 def test_a_case_that_the_probe_does_not_name_is_ignored():
