@@ -27,7 +27,7 @@ from jupyter_client.provisioning import KernelProvisionerFactory, LocalProvision
 
 from autograder.seccomp import filter_file
 from autograder.watch import Caps, Watch
-from servelab.paths import DATA, ROOT, find_unit
+from servelab.paths import DATA, ROOT, Unit
 
 NAME = "servelab-sandbox"
 HOME, WORK, CHALLENGES = "/tmp/home", "/tmp/work", "/challenges"
@@ -43,7 +43,11 @@ KEPT = (
     "MKL_ENABLE_INSTRUCTIONS",
 )
 MAX_MESSAGE = 64 << 20
-EARLIER: dict[str, tuple[str, ...]] = {}  # unit slug -> slugs of the earlier units whose reference it imports
+EARLIER = {  # unit -> those whose `servelab.parts` it imports
+    "04_continuous_batching": ("03_paged_kv", "01_memory"),
+    "06_tensor_parallel": ("01_memory", "05_collectives"),
+    "11_capstone": ("01_memory", "03_paged_kv", "04_continuous_batching", "05_collectives", "06_tensor_parallel"),
+}
 _serial = count()
 
 
@@ -58,7 +62,7 @@ class View:
 
     @classmethod
     def of_unit(cls, slug: str, challenges: Path, sockets: Path, caps: Caps) -> "View":
-        earlier = tuple(find_unit(name).solution for name in EARLIER.get(slug, ()))
+        earlier = tuple(Unit(name).solution for name in EARLIER.get(slug, ()))
         return cls(challenges, sockets, (ROOT / "servelab", DATA, *earlier), caps)
 
 

@@ -90,7 +90,7 @@ def train(steps: int, batch: int = 16, length: int = 256, peak: float = 4e-3, se
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=4000)
+    parser.add_argument("--steps", type=int, default=1200)
     parser.add_argument("--out", type=Path, default=TINY)
     given = parser.parse_args()
     weights = train(given.steps)

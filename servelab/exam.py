@@ -29,6 +29,7 @@ from servelab.workers import Stopped, TimedOut, limit_again, limited, limited_me
 
 EXTRA_SEED = 7919  # mutants and right answers also meet challenges that no learner has seen
 MIN_KILLED = 0.98
+LONG = 0.2  # seconds of CPU for one challenge
 MIN_RIGHT = 2
 KEY = ("where", "operator", "before", "after")
 
@@ -168,17 +169,17 @@ class Bench:
         self.public = exercise.make_probes(self.exercise, Random(PUBLIC_SEED), reference)
         extra = exercise.make_probes(self.exercise, Random(EXTRA_SEED), reference)
         self.probes = self.public + [probe for probe in extra if probe not in self.public]
-        self.reference = self.verdict(reference, self.public)
-        self.costs = [self._cost(reference, probe) for probe in self.probes]  # seconds of CPU
+        self.costs, recorded = [], []  # seconds of CPU, and outcomes
+        for probe in self.probes:
+            started = time.process_time()
+            recorded.append(exercise.record(self.exercise, probe.challenge, reference))
+            exercise.judge(self.exercise, [probe], recorded[-1:])
+            self.costs.append(time.process_time() - started)
+        self.reference = exercise.judge(self.exercise, self.public, recorded[: len(self.public)])
 
     def limit(self, task: Task) -> float:
         """Seconds of CPU that a task may take, a mutant for its first probe; a right answer may be slow."""
         return 0.3 + 5 * self.costs[0] if task.kind == "mutant" else 5 + 20 * sum(self.costs)
-
-    def _cost(self, reference: tuple, probe: Probe) -> float:
-        started = time.process_time()
-        self.verdict(reference, [probe])
-        return time.process_time() - started
 
     def load(self, cells: Iterable[Cell], *, forgiving: bool = False) -> ModuleType:
         """Run cells as a fresh module. Forgiving, like a notebook, goes on after a cell that raised."""
@@ -223,8 +224,22 @@ class Bench:
     def examine_named(self, answer: answers.NamedAnswer) -> Outcome:
         given = answer.answers(self.load(self.cells))
         # a learner must be told by the public challenges; a right answer must also stand the others
-        outcome = self.outcome(self.verdict(given, self.public if answer.case else self.probes))
-        return replace(outcome, case=answer.case)
+        verdict = self.verdict_of_wrong(given, answer.case) if answer.case else self.verdict(given, self.probes)
+        return replace(self.outcome(verdict), case=answer.case)
+
+    def verdict_of_wrong(self, given: tuple, case: str) -> Verdict:
+        """The verdict on the public challenges, without those that take long once the named case has failed."""
+        recorded: list[dict] = []
+        caught = False
+        for probe, cost in zip(self.public, self.costs, strict=False):
+            if caught and cost > LONG:
+                recorded.append(exercise.NOT_RUN)
+                continue
+            recorded.append(exercise.record(self.exercise, probe.challenge, given))
+            if not caught and case in probe.cases:
+                found = exercise.judge(self.exercise, [probe], recorded[-1:])
+                caught = any(c.spec.name == case and c.failed_on is not None for c in found.cases)
+        return exercise.judge(self.exercise, self.public, recorded)
 
     def examine_mutant(self, mutation: Mutation) -> Outcome:
         cell = self.solution()

@@ -1,4 +1,4 @@
-"""How the cost of a block pool grows with its size, measured on the learner's own class.
+"""How the cost of a block pool or a scheduler grows with its size, measured on the learner's own class.
 
 No check looks at the clock, because times depend on the machine. Ratios of times on one machine depend on it much less:
 a call that looks at the whole pool costs ten times as much on a pool of ten times the size.
@@ -9,10 +9,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
 from servelab.exercise import describe_error
+from servelab.serving import Request, SchedulerConfig
+from servelab.stepping import RecordedKV
 
 CHUNK = 10  # blocks a call; it divides the sizes of all pools
 BUDGET = 0.1  # seconds to fill one pool, and seconds to measure on it: slow answers are measured, too
 ROUNDS = 20
+RUNNING = 64  # requests that a scheduler is measured with
 
 
 def block_pool(pool_class: type, sizes: Iterable[int] = (1_000, 10_000, 100_000)) -> None:
@@ -26,7 +29,14 @@ def prefix_cache(cache_class: type) -> None:
         _print_costs("blocks in the prompt", cache_class, (10, 100, 500), _hit_cost)
 
 
-def _print_costs(title: str, pool_class: type, sizes: Iterable[int], cost: Callable[[type, int], float]) -> bool:
+def scheduler(scheduler_class: type, waiting: Iterable[int] = (1_000, 10_000, 100_000)) -> None:
+    """Print what a step of a scheduler costs with 64 requests running, while several numbers of requests wait."""
+    _print_costs("requests that wait", scheduler_class, waiting, _step_cost, "a step")
+
+
+def _print_costs(
+    title: str, pool_class: type, sizes: Iterable[int], cost: Callable[[type, int], float], unit: str = "a block"
+) -> bool:
     """Print one table; return whether there was one to print."""
     try:
         costs = {size: cost(pool_class, size) for size in sizes}
@@ -37,7 +47,7 @@ def _print_costs(title: str, pool_class: type, sizes: Iterable[int], cost: Calla
         print(f"Nothing measured: your code raised {describe_error(error)}")
         return False
     first = next(iter(costs.values()))
-    print(f"{title:>20}   time for a block   ratio to the first")
+    print(f"{title:>20}{f'time for {unit}':>19}   ratio to the first")
     for size, seconds in costs.items():
         print(f"{size:>20,}{seconds * 1e6:>16.2f} us{seconds / first:>21.1f}")
     return True
@@ -91,9 +101,24 @@ def _hit_cost(cache_class: type, num_blocks: int) -> float:
     return _fastest(once) / num_blocks
 
 
-def _within_budget(count: int) -> Iterator[int]:
+def _step_cost(scheduler_class: type, waiting: int) -> float:
+    server = scheduler_class(SchedulerConfig(RUNNING, 4096), RecordedKV(RUNNING * 64, 16))
+    for number in range(RUNNING):
+        server.add(Request(f"running {number}", 1, 1000))
+
+    def once() -> None:
+        plan = server.schedule()
+        server.finish_step(plan, dict.fromkeys(plan.scheduled, 0))
+
+    once()
+    for number in _within_budget(waiting, 10 * BUDGET):
+        server.add(Request(f"waiting {number}", 16, 16))
+    return _fastest(once)
+
+
+def _within_budget(count: int, budget: float = BUDGET) -> Iterator[int]:
     """Count up to ``count`` while there is time: at least once."""
-    end = time.perf_counter() + BUDGET
+    end = time.perf_counter() + budget
     for number in range(count):
         yield number
         if time.perf_counter() > end:

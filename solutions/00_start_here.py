@@ -204,5 +204,9 @@ check("start_here.reflection", answers)
 # | 01 memory | bytes of KV cache and weights, per model, card and layout; floors of a step's time | what fits on a GPU, and what bounds its speed? |
 # | 02 static batching | the schedule of static batches, their wastes, the bound and the FCFS steps of continuous batching | what exactly is wasted, and what can be won back? |
 # | 03 paged KV | allocator, block table, copy-on-write, prefix cache, paged attention | how is KV memory handed out so that nearly all of it holds tokens? |
+# | 04 continuous batching | the scheduler: FCFS, preemption, policies, chunked prefill; the flat batch; latency metrics | who runs in the next step, and what does it cost whom? |
+# | 05 collectives | ring, tree and naive all-reduce, all-to-all, their costs, a fit of alpha and beta | how do ranks add up what they have, and what does that cost? |
+# | 06 tensor parallel | column- and row-parallel layers, attention, vocabulary and sequence over ranks; what they send | what does it cost to spread one layer over several GPUs, and when do more GPUs lose? |
+# | 11 capstone | an engine out of your own parts; a model over ranks; a prefix cache; an endpoint that others can call | does every way of serving give the same tokens, and which is the fastest? |
 #
 # Open the next unit from the file browser on the left.

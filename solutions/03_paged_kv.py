@@ -1786,6 +1786,24 @@ print("broken:", violations({**sound, "tables": {"a": [0, 1]}}))
 check("paged_kv.violations", violations)
 
 # %% [markdown]
+# ### A model on your pages
+#
+# Does all of this serve a language model? The course has a tiny one, of two layers, whose tokens are bytes. A plain loop
+# serves it one request at a time, with the KV in one piece. Now your parts take over the KV:
+#
+# - paged: requests take turns, a token each, so that their blocks lie interleaved;
+# - forked: one prompt is computed once, and continued in two ways;
+# - prefix-cached: each prompt begins with what the cache has found of it.
+#
+# Every answer has to be that of the plain loop, token by token. All of it is computed in float64, so that no rounding
+# decides between two tokens. Units 04, 06 and 11 make the same comparison with what they build.
+
+# %%
+from servelab.llm import thread
+
+thread.paged_kv(BlockAllocator, ForkableTable, copy_blocks, PrefixCache, write_kv, paged_attention)
+
+# %% [markdown]
 # ## 9. Looking back
 #
 # Six short questions (about 7 minutes). Everything that you need stands in this unit.

@@ -5,6 +5,7 @@ import time
 import pytest
 
 from servelab import measure
+from servelab.reference import continuous_batching
 from servelab.reference import paged_kv as reference
 
 
@@ -52,6 +53,18 @@ def test_growth_shows(capsys):
     measure.prefix_cache(LongKeys)
     pool, _, prompt = ratios(capsys)
     assert pool[2] > 20 and prompt[2] > 5
+
+
+def test_a_scheduler_that_looks_at_the_whole_queue_shows(capsys):
+    class Looks(continuous_batching.Scheduler):
+        def schedule(self):
+            self.waiting = type(self.waiting)(sorted(self.waiting, key=lambda seq: seq.request.arrival))
+            return super().schedule()
+
+    measure.scheduler(continuous_batching.Scheduler, (100, 10_000))
+    measure.scheduler(Looks, (100, 10_000))
+    flat, grows = ratios(capsys)
+    assert flat[1] < 8 < grows[1]
 
 
 def test_a_slow_answer_does_not_take_long():

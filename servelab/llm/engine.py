@@ -177,6 +177,6 @@ def decode_steps(served: Served) -> int:
 
 
 def clock_of_steps() -> Callable[[], float]:
-    """A clock for `serve` on which every step takes a second: it looks once at the beginning, and twice in each step."""
+    """A clock for `serve` on which every step takes a second: it is read once at the beginning and twice in each."""
     looks = count()
     return lambda: float(next(looks) // 2)

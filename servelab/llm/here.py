@@ -24,7 +24,7 @@ class Here:
 
 
 def model_here(dtype: torch.dtype = torch.float32) -> Here:
-    """SmolLM2-135M-Instruct if `servelab fetch-model` has fetched it and a person is there, otherwise the tiny model."""
+    """SmolLM2-135M-Instruct if it was fetched and a person is there, otherwise the tiny model."""
     if attended() and not fetch.problem():
         from servelab.llm import smollm
 

@@ -13,8 +13,8 @@ from torch.nn.functional import linear
 from servelab.llm.engine import workload
 from servelab.llm.generate import greedy
 from servelab.llm.kv import Pages
-from servelab.llm.model import LAYER, LLM, LLMConfig, Weights, load
-from servelab.serving import FlatBatch, Request
+from servelab.llm.model import LAYER, LLM, LLMConfig, Weights, load, rotate
+from servelab.serving import FlatBatch, PagedKV, Request
 
 NO_EOS = -1
 MAX_TOKENS = 24
@@ -110,7 +110,8 @@ def interleaved(
 ) -> Answers:
     """The answers of several requests that take turns."""
     k_cache, _ = pages.caches[0]
-    pool, got = pool_class(*k_cache.shape[:2]), {id: [] for id in prompts}
+    pool = pool_class(*k_cache.shape[:2])
+    got: Answers = {id: [] for id in prompts}
     going = {
         id: through_table(model, pages, copy_blocks, table_class(pool), prompt, MAX_TOKENS)
         for id, prompt in prompts.items()
@@ -144,7 +145,8 @@ def prefix_cached(
     model: LLM, pages: Pages, copy_blocks: Callable, table_class: type, cache, prompts: Mapping
 ) -> tuple[Answers, int]:
     """The answers of requests one after another, and how many tokens of prompts were found in the cache."""
-    got, hits = {}, 0
+    got: Answers = {}
+    hits = 0
     for id, prompt in prompts.items():
         table = table_class(cache)
         table.blocks, table.num_tokens = cache.match(prompt)
@@ -167,7 +169,8 @@ def batched(
     the model gave, and how many steps, preemptions and tokens computed there were.
     """
     known = {id: list(prompt) for id, prompt in prompts.items()}
-    computed, got, steps, lost, tokens = dict.fromkeys(known, 0), {id: [] for id in known}, 0, 0, 0
+    computed, steps, lost, tokens = dict.fromkeys(known, 0), 0, 0, 0
+    got: Answers = {id: [] for id in known}
     for id, prompt in prompts.items():
         scheduler.add(Request(id, len(prompt), len(want[id])))
     while any(len(got[id]) < len(want[id]) for id in known):
@@ -215,8 +218,6 @@ def continuous_batching(flatten_batch: Callable, servers: Mapping[str, tuple[Cal
     unit : module
         ``servelab.parts.paged_kv``.
     """
-    from servelab.serving import PagedKV
-
     model, prompts = tiny_model(), tiny_prompts()
     want = plain_loop(model, prompts)
     for way, (make, num_blocks) in servers.items():
@@ -257,8 +258,6 @@ class LayeredLLM(LLM):
         return self._norm(x, self.weights["norm"])
 
     def _attention(self, layer: int, w: Weights, x: Tensor, angles: tuple[Tensor, Tensor], kv) -> Tensor:
-        from servelab.llm.model import rotate
-
         column, k_rows, v_rows, row = self.layers[layer]
         q, k, v = (
             y.unflatten(-1, (-1, self.config.head_dim)) for y in (column(x), linear(x, k_rows), linear(x, v_rows))
@@ -266,30 +265,42 @@ class LayeredLLM(LLM):
         return row(kv.attend(layer, rotate(q, *angles), rotate(k, *angles), v).flatten(-2))
 
 
-def tensor_parallel(unit, all_reduce: Callable | None = None, sizes: Sequence[int] = (2, 4)) -> None:
+def tensor_parallel(
+    ColumnParallelLinear: type,
+    RowParallelLinear: type,
+    TensorParallelMLP: type,
+    my_heads: Callable,
+    all_reduce: Callable | None = None,
+    sizes: Sequence[int] = (2, 4),
+) -> None:
     """Run the tiny model with the layers of unit 06 on simulated ranks and print how the answers compare.
 
     Parameters
     ----------
-    unit : object
-        With ``ColumnParallelLinear``, ``RowParallelLinear``, ``TensorParallelMLP`` and ``my_heads``.
+    ColumnParallelLinear, RowParallelLinear, TensorParallelMLP, my_heads
+        The parts of unit 06.
     all_reduce : callable, optional
         A function of one's own, as `servelab.ranks.communicator.Communicator` takes it.
+    sizes : sequence of int
+        Numbers of ranks.
     """
     from servelab.ranks import SimCluster
     from servelab.ranks.communicator import Communicator
 
-    config, weights = load(dtype=torch.float64)
-    prompts = tiny_prompts(2)
-    want = plain_loop(LLM(config, weights), prompts)
+    unit = SimpleNamespace(
+        ColumnParallelLinear=ColumnParallelLinear,
+        RowParallelLinear=RowParallelLinear,
+        TensorParallelMLP=TensorParallelMLP,
+        my_heads=my_heads,
+    )
+    model, prompts = tiny_model(), tiny_prompts(2)
+    want = plain_loop(model, prompts)
 
     def on_a_rank() -> Answers:
-        return plain_loop(LayeredLLM(config, weights, Communicator(all_reduce=all_reduce), unit), prompts)
+        return plain_loop(LayeredLLM(model.config, model.weights, Communicator(all_reduce=all_reduce), unit), prompts)
 
     for size in sizes:
         run = SimCluster(size).run(on_a_rank)
-        same = all(value == run.values[0] for value in run.values)
-        calls = len(run.collectives(0))
-        report(
-            f"TP={size}", run.values[0], want, f", {'' if same else 'not '}the same on all ranks; all-reduces: {calls}"
-        )
+        same = "" if all(value == run.values[0] for value in run.values) else "not "
+        note = f", {same}the same on all ranks; all-reduces: {len(run.collectives(0))}"
+        report(f"TP={size}", run.values[0], want, note)

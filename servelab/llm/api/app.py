@@ -111,7 +111,6 @@ class Reply:
     async def _watch(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        self.worker.cancel(self.generation)
         self.generation.send(ClientDisconnect())
 
     async def _whole(self, delta: Delta) -> Response:

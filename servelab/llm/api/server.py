@@ -33,18 +33,16 @@ class Server:
         self, engine: EngineLike, tokenizer: Tokenizer, *, model: str, host: str, port: int, max_model_len: int
     ):
         try:
-            self._socket = socket.create_server((host, port))
+            listener = socket.create_server((host, port))
         except OSError as error:
             mend = "Close the server that has it, or give port=0 for a free one."
             raise CourseError(f"cannot listen on {host}, port {port}: {error.strerror}", mend=mend) from None
-        self.port: int = self._socket.getsockname()[1]
+        self.port: int = listener.getsockname()[1]
         self.url = f"http://{host}:{self.port}"
         self._worker = EngineThread(engine)
         app = API(self._worker, tokenizer, model, max_model_len).app()
         self._http = uvicorn.Server(_config(app))
-        self._thread = threading.Thread(
-            target=self._http.run, args=([self._socket],), name="servelab http", daemon=True
-        )
+        self._thread = threading.Thread(target=self._http.run, args=([listener],), name="servelab http", daemon=True)
         self._thread.start()
         atexit.register(self.close)
 
@@ -59,7 +57,6 @@ class Server:
             log.error("A step of the engine takes more than %d s; its thread is left behind.", GRACE)
         self._http.should_exit = True
         self._thread.join()
-        self._socket.close()
         atexit.unregister(self.close)
 
     def __enter__(self) -> "Server":

@@ -1,0 +1,1 @@
+"""Unit 04, continuous batching."""
