@@ -1,0 +1,1 @@
+"""Unit 11, the capstone."""

@@ -1,0 +1,168 @@
+"""Check of `Engine`: the tokens of every step of scripted runs, and how many forward passes gave them."""
+
+from random import Random
+
+from servelab.exercise import Case, CaseSpec
+from servelab.exercises.capstone import _model
+from servelab.exercises.capstone import _script as script
+from servelab.exercises.capstone._script import add, answer, challenge, prompt, step
+
+ANSWERS = ("Engine",)
+ONE, CHUNKS, MIXED = (
+    "one request from prompt to end",
+    "no token before the last chunk",
+    "each request gets its own token",
+)
+PASSES, ROWS, ENDS = "one forward pass a step", "one row of logits a request", "an answer ends"
+BACK, PREEMPTED, ABORTED = "KV is given back", "a preempted request goes on", "an aborted request is gone"
+AGAIN, REFUSED, IDLE = "an id comes again", "what cannot run is refused", "a step with nothing to do"
+SHARED, DRAWN = "requests share nothing", "a random run"
+CASES = (
+    CaseSpec(ONE, hint=1, weight=3),
+    CaseSpec(CHUNKS, hint=2, weight=2),
+    CaseSpec(MIXED, hint=2, weight=3),
+    CaseSpec(PASSES, hint=1, weight=2),
+    CaseSpec(ROWS, hint=2),
+    CaseSpec(ENDS, hint=3, weight=2),
+    CaseSpec(BACK, hint=3, weight=2),
+    CaseSpec(PREEMPTED, hint=2, weight=2),
+    CaseSpec(ABORTED, hint=3, weight=2),
+    CaseSpec(AGAIN, hint=3),
+    CaseSpec(REFUSED, hint=3, weight=2),
+    CaseSpec(IDLE, hint=1),
+    CaseSpec(SHARED, hint=3),
+    CaseSpec(DRAWN, hint=3, weight=2),
+)
+SAID = ("tokens", "events", "unfinished", "given")
+ALSO = {  # what else a challenge of this case tests
+    MIXED: (PASSES, ROWS),
+    ENDS: (BACK,),
+    ABORTED: (BACK,),
+    DRAWN: (PASSES, ROWS, BACK),
+}
+LOOKED_AT = {PASSES: ("passes", "computed"), ROWS: ("rows",), BACK: ("used",)}
+
+
+def challenges(rng: Random) -> list[dict]:
+    """Directed runs, then random ones."""
+    one = [step({"a": 3}, add("a", prompt(rng, 3), 3)), step({"a": 1}), step({"a": 1}), step({})]
+    runs = [challenge(ONE, one), _chunks(rng), *_mixed(rng), *_ends(rng), *_preempted(rng), _aborted(rng), _again(rng)]
+    runs += [_refused(rng), _idle(rng), *_shared(rng)]
+    sizes = (3, 0.0, 0.0), (2, 0.15, 0.0), (4, 0.1, 0.15)  # of a block; chances of preemption and abort
+    return runs + [script.drawn(rng, DRAWN, 8, size, lost, gone) for size, lost, gone in sizes]
+
+
+def _chunks(rng: Random) -> dict:
+    steps = [step({"a": 2}, add("a", prompt(rng, 5), 2)), step({"a": 2}), step({"a": 1}), step({"a": 1}), step({})]
+    return challenge(CHUNKS, steps)
+
+
+def _mixed(rng: Random) -> list[dict]:
+    """Two prompts and a decode in one step; then chunks beside them, and a plan in another order every time."""
+    first = [step({"a": 3}, add("a", prompt(rng, 3), 3)), step({"b": 4, "a": 1}, add("b", prompt(rng, 4), 2))]
+    first += [step({"a": 1, "b": 1}), step({})]
+    events = [add(id, prompt(rng, length), 3) for id, length in (("a", 2), ("b", 7), ("c", 5))]
+    second = [step({"c": 2, "b": 4, "a": 2}, *events), step({"a": 1, "c": 3}), step({"b": 3, "c": 1, "a": 1})]
+    second += [step({"c": 1, "b": 1}), step({"b": 1}), step({})]
+    return [challenge(MIXED, first), challenge(MIXED, second, block_size=2)]
+
+
+def _ends(rng: Random) -> list[dict]:
+    """One answer ends with EOS, its second token, and another with its first and only token."""
+    while True:
+        a, b = prompt(rng, 4), prompt(rng, 3)
+        said, other = answer(a, 6), answer(b, 4)
+        if said[1] != said[0] and said[1] not in other:
+            break
+    steps = [step({"a": 4, "b": 3}, add("a", a, 6), add("b", b, 4)), step({"b": 1, "a": 1})]
+    steps += [step({"b": 1, "c": 2}, add("c", prompt(rng, 2), 1)), step({"b": 1}), step({})]
+    only = [step({"a": 4}, add("a", a, 6)), step({})]  # its EOS is the first token
+    return [challenge(ENDS, steps, eos=said[1]), challenge(ENDS, only, eos=said[0])]
+
+
+def _preempted(rng: Random) -> list[dict]:
+    """In the middle of an answer, and computed again in one piece; in the middle of a prompt, and again in chunks."""
+    a, b = add("a", prompt(rng, 3), 5), add("b", prompt(rng, 4), 5)
+    first = [step({"a": 3, "b": 4}, a, b), step({"a": 1, "b": 1}), step({"a": 1}, preempted=["b"]), step({"a": 1})]
+    first += [step({"b": 6, "a": 1}), step({"b": 1}), step({"b": 1}), step({})]
+    c = add("c", prompt(rng, 6), 4)
+    second = [step({"c": 4}, c), step({}, preempted=["c"]), step({"c": 5}), step({"c": 1}), step({"c": 1})]
+    second += [step({}, preempted=["c"]), step({"c": 3}), step({"c": 3}), step({"c": 2}), step({"c": 1}), step({})]
+    both = add("d", prompt(rng, 2), 4), add("e", prompt(rng, 3), 4)
+    third = [step({"d": 2, "e": 3}, *both), step({"d": 1, "e": 1}), step({}, preempted=["e", "d"])]
+    third += [step({"e": 5, "d": 4}), step({"d": 1, "e": 1}), step({})]
+    runs = (first, 4), (second, 2), (third, 4)
+    return [challenge(PREEMPTED, steps, block_size=size) for steps, size in runs]
+
+
+def _aborted(rng: Random) -> dict:
+    """A running one, a waiting one, one in the middle of its prompt, one that there is not."""
+    events = [add(id, prompt(rng, 5), 4) for id in "abc"]
+    steps = [step({"a": 5, "c": 2}, *events), step({"c": 3}, ["abort", "a"]), step({"c": 1}, ["abort", "b"])]
+    steps += [step({"c": 1, "d": 3}, add("d", prompt(rng, 5), 2), ["abort", "nobody"]), step({"c": 1}, ["abort", "d"])]
+    return challenge(ABORTED, [*steps, step({})])
+
+
+def _again(rng: Random) -> dict:
+    """The id of a finished request, and of an aborted one."""
+    first, second, third = (add("a", prompt(rng, length), 2) for length in (5, 3, 4))
+    steps = [step({"a": 5}, first), step({"a": 1}), step({"a": 3}, second), step({"a": 2}, ["abort", "a"], third)]
+    return challenge(AGAIN, [*steps, step({"a": 2}), step({"a": 1}), step({})])
+
+
+def _refused(rng: Random) -> dict:
+    """By the scheduler, for the model's longest request, for a length that is not the prompt's, and for an id."""
+    longest = _model.SMALL["max_model_len"]
+    a, b = add("a", prompt(rng, 4), 3), add("b", prompt(rng, 9), longest - 9)
+    wrong = [
+        add(script.REFUSED, prompt(rng, 2), 2),
+        add("b", prompt(rng, 9), longest - 8),
+        [*add("b", prompt(rng, 4), 2), 3],
+        [*add("b", prompt(rng, 4), 2), 5],
+        add("a", prompt(rng, 6), 4),
+    ]
+    steps = [step({"a": 4}, a, *wrong), step({"a": 1, "b": 9}, b), step({"a": 1, "b": 1}), step({"b": 1})]
+    return challenge(REFUSED, [*steps, step({}, ["abort", "b"])])
+
+
+def _idle(rng: Random) -> dict:
+    """Before anything is there, between two steps, and after the end."""
+    steps = [step({}), step({"a": 2}, add("a", prompt(rng, 2), 2)), step({}), step({"a": 1}), step({}), step({})]
+    return challenge(IDLE, steps)
+
+
+def _shared(rng: Random) -> list[dict]:
+    """Two requests with the very same prompt; two engines side by side."""
+    same = prompt(rng, 4)
+    first = [step({"a": 4, "b": 4}, add("a", same, 3), add("b", same, 3)), step({"b": 1}), step({"a": 1, "b": 1})]
+    second = [step({"a": 3}, add("a", prompt(rng, 5), 3)), step({"a": 2}), step({"a": 1}), step({"a": 1}), step({})]
+    return [challenge(SHARED, [*first, step({"a": 1}), step({})]), challenge(SHARED, second, twin=1)]
+
+
+def drive(asked: dict, Engine) -> dict:
+    """Run the engine by the script; attention is unit 03's, as `servelab.parts` finds it."""
+    from servelab.parts import paged_kv
+
+    return script.drive(asked, lambda: script.recorded_kv(asked), Engine, paged_kv)
+
+
+def judge(asked: dict, transcript: dict, expected: dict) -> list[Case]:
+    """Every token, pass and block is determined by the script."""
+    found: dict[str, str] = {}
+    for got, want in zip(transcript["runs"], expected["runs"], strict=True):
+        found = script.compare(asked, got, want) | found
+    if not transcript["prompts kept"]:
+        found.setdefault("tokens", "a prompt that was handed over was changed; it stays the caller's")
+    own = script.case(asked["case"], found, (*SAID, "used") if asked["case"] == ABORTED else SAID)
+    return [own, *(script.case(name, found, LOOKED_AT[name]) for name in ALSO.get(asked["case"], ()))]
+
+
+def show(asked: dict) -> str:
+    """The run as Python."""
+    return script.shown(asked, "Engine", "engine")
+
+
+def play(Engine, steps: list[dict], block_size: int, eos: int, **more) -> None:
+    """Run an engine by a script and print what each step gave."""
+    asked = challenge(ONE, steps, block_size, eos, **more)
+    script.print_runs(asked, drive(asked, Engine))

@@ -1,0 +1,118 @@
+"""Check of `rank_model`: on any number of ranks the scores of the whole model, out of parts of its weights."""
+
+from random import Random
+from typing import Any
+
+from servelab.exercise import Case, CaseSpec
+from servelab.exercises.capstone import _model
+from servelab.exercises.tensor_parallel import _ranks as ranks
+from servelab.stepping import attempt
+
+ANSWERS = ("rank_model",)
+ALONE, SPLIT, COPIED = "one rank has the whole model", "the scores of the whole model", "KV heads are copied"
+HEADS, HELD, CALLS = "a rank's numbers of heads", "a rank keeps its part only", "two all-reduces a layer"
+KEPT, REFUSED = "the given weights stay as they are", "what does not divide is refused"
+CASES = (
+    CaseSpec(ALONE, hint=1),
+    CaseSpec(SPLIT, hint=1, weight=3),
+    CaseSpec(COPIED, hint=2, weight=3),
+    CaseSpec(HEADS, hint=2, weight=2),
+    CaseSpec(HELD, hint=3, weight=2),
+    CaseSpec(CALLS, hint=1, weight=2),
+    CaseSpec(KEPT, hint=3),
+    CaseSpec(REFUSED, hint=3),
+)
+OTHERS = (HEADS, HELD, CALLS, KEPT)
+SEED = 11
+
+
+def challenges(rng: Random) -> list[dict]:
+    """Ranks, and the dimensions in which the model differs from the small one."""
+    eight = {"num_heads": 8, "num_kv_heads": 2, "hidden_size": 8}
+    good = [
+        (ALONE, 1, {}),
+        (SPLIT, 2, {}),
+        (SPLIT, 3, {"num_heads": 9, "num_kv_heads": 3, "intermediate_size": 15}),
+        (SPLIT, 2, {"num_heads": 4, "num_kv_heads": 4, "num_layers": 1, "intermediate_size": 10}),
+        (COPIED, 4, eight),
+        (COPIED, 2, {"num_heads": 4, "num_kv_heads": 1, "num_layers": 1}),
+    ]
+    bad = [(REFUSED, 2, {"intermediate_size": 23}), (REFUSED, 3, {"intermediate_size": 24})]
+    tokens = [rng.sample(range(1, 31), 5) for _ in (*good, *bad)]
+    pairs = zip((*good, *bad), tokens, strict=True)
+    return [{"case": case, "ranks": size, "dims": dims, "tokens": ids} for (case, size, dims), ids in pairs]
+
+
+def drive(asked: dict, rank_model) -> dict:
+    """Make the model on every rank, and run a prompt and two tokens more."""
+    return ranks.drive(asked, _on_a_rank, rank_model)
+
+
+def _on_a_rank(asked: dict, comm: Any, rank_model) -> dict:
+    import torch
+
+    from servelab.llm.kv import ContiguousKV
+
+    whole = _model.model(SEED, **asked["dims"])
+    before = {name: weight.clone() for name, weight in whole.weights.items()}
+    outcome = attempt(rank_model, whole.config, whole.weights, comm)
+    if "raised" in outcome:
+        return {"raised": outcome["raised"], "message": outcome["message"]}
+    mine: Any = outcome["returned"]
+    scores, kv, tokens = [], ContiguousKV(), torch.tensor(asked["tokens"])
+    ranks.mark("forward")
+    with torch.no_grad():
+        for span in (range(3), range(3, 4), range(4, 5)):
+            hidden = mine.forward(tokens[list(span)], torch.tensor(span), kv)
+            scores.append(mine.logits(hidden[-1]))
+    ranks.mark("finish")
+    changed = [name for name, weight in whole.weights.items() if not torch.equal(weight, before[name])]
+    heads = [mine.config.num_heads, mine.config.num_kv_heads]
+    return {"scores": torch.stack(scores), "heads": heads, "held": _held(mine.weights), "changed": changed}
+
+
+def _held(weights: dict) -> int:
+    """Elements that the tensors keep in memory; a view keeps all that it is a view of."""
+    storages = [weight.untyped_storage() for weight in weights.values()]
+    sizes = {storage.data_ptr(): storage.nbytes() // 8 for storage in storages}  # float64
+    return sum(sizes.values())
+
+
+def judge(asked: dict, transcript: dict, expected: dict) -> list[Case]:
+    """Scores, heads, elements held and calls are determined."""
+    name = asked["case"]
+    names = (name,) if name == REFUSED else (name, *OTHERS)
+    if "failed" in transcript:
+        return ranks.failed(transcript, names)
+    made = [rank["made"] for rank in transcript["ranks"]]
+    problem = next((_problem(mine, name) for mine in made if _problem(mine, name)), "")
+    if problem or name == REFUSED:
+        return [Case(case, not problem, problem) for case in names]
+    return [
+        ranks.compare(name, transcript, expected, ["scores"]),
+        ranks.compare(HEADS, transcript, expected, ["heads"]),
+        ranks.compare(HELD, transcript, expected, ["held"]),
+        ranks.compare_calls(CALLS, transcript, expected, ["before", "forward", "finish"]),
+        ranks.compare(KEPT, transcript, expected, ["changed"]),
+    ]
+
+
+def _problem(made: dict, case: str) -> str:
+    """What a rank raised, or did not raise."""
+    if case == REFUSED:
+        came = f"it raised {made['message']}" if "raised" in made else "nothing was raised"
+        return "" if made.get("raised") == "ValueError" else f"expected ValueError, {came}"
+    return f"rank_model raised {made['message']}" if "raised" in made else ""
+
+
+def show(asked: dict) -> str:
+    """The call as Python."""
+    return "\n".join(
+        [
+            "from servelab.exercises.capstone import _model",
+            "from servelab.ranks import SimCluster",
+            f"whole = _model.model({SEED}, **{asked['dims']})",
+            "on_a_rank = lambda: rank_model(whole.config, whole.weights, Communicator()).config",
+            f"SimCluster({asked['ranks']}).run(on_a_rank).values",
+        ]
+    )

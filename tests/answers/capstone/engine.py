@@ -1,0 +1,562 @@
+"""Named answers to `capstone.engine`."""
+
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+
+import numpy as np
+
+from servelab.answers import right, wrong
+from servelab.llm.engine import NewToken
+from servelab.serving import StepPlan
+
+
+def changed(reference, **methods):
+    """The reference with other methods."""
+    return type("Engine", (reference.Engine,), methods)
+
+
+def computing(pick):
+    """A `_compute` that takes row ``pick(ends, id, n)`` of each request that is due; ends are the rows behind each."""
+
+    def _compute(self, plan):
+        from servelab.reference.continuous_batching import flatten_batch
+
+        batch = flatten_batch(plan, self.tokens, self.computed, self.kv)
+        hidden = self.model.forward(batch.tokens, batch.positions, self.pages.bind(batch))
+        self.computed |= dict(zip(plan.scheduled, batch.context_lens, strict=True))
+        ends = dict(zip(plan.scheduled, np.cumsum(batch.query_lens), strict=True))
+        due = [id for id in plan.scheduled if self.computed[id] == len(self.tokens[id])]
+        rows = [int(pick(ends, id, plan.scheduled[id])) % len(hidden) for id in due]
+        sampled = self.model.logits(hidden[rows]).argmax(-1).tolist()
+        return dict(zip(due, sampled, strict=True))
+
+    return _compute
+
+
+@right("one list of records, positions and rows as tensors")
+def one_list_of_records(reference):
+    @dataclass
+    class Record:
+        request: object
+        tokens: list
+        start: int = 0
+
+    class Engine:
+        def __init__(self, model, scheduler, kv, pages):
+            self.parts, self.records = (model, scheduler, kv, pages), []
+
+        @property
+        def num_unfinished(self):
+            return np.int64(len(self.records))
+
+        def find(self, id):
+            return next((record for record in self.records if record.request.id == id), None)
+
+        def add(self, request, prompt):
+            limit = self.parts[0].config.max_model_len
+            if len(prompt) != request.prompt_tokens or len(prompt) + request.max_tokens > limit:
+                raise ValueError(request)
+            self.parts[1].add(request)
+            self.records.append(Record(request, [*prompt]))
+
+        def abort(self, id):
+            self.records = [record for record in self.records if record.request.id != id]
+            self.parts[1].abort(id)
+
+        def step(self):
+            import torch
+            from servelab.reference.continuous_batching import flatten_batch
+
+            model, scheduler, kv, pages = self.parts
+            plan = scheduler.schedule()
+            for id in plan.preempted:
+                self.find(id).start = 0
+            if plan.num_tokens == 0:
+                return ()
+            known = {record.request.id: record.tokens for record in self.records}
+            batch = flatten_batch(plan, known, {record.request.id: record.start for record in self.records}, kv)
+            with torch.inference_mode():
+                hidden = model.forward(batch.tokens, batch.positions, pages.bind(batch))
+                last = torch.tensor(batch.query_lens).cumsum(0) - 1
+                best = model.logits(hidden[last]).max(dim=-1).indices
+            outputs = {}
+            for id, token in zip(plan.scheduled, best, strict=True):
+                record = self.find(id)
+                record.start += plan.scheduled[id]
+                if record.start == len(record.tokens):
+                    outputs[id] = np.int64(token.item())
+                    record.tokens.append(int(token))
+            done = scheduler.finish_step(plan, outputs)
+            self.records = [record for record in self.records if record.request.id not in done]
+            return tuple(SimpleNamespace(id=id, token=token, finished=id in done) for id, token in outputs.items())
+
+    return Engine
+
+
+@right("sorted by length, answers in reverse order")
+def another_order(reference):
+    class Engine(reference.Engine):
+        def _compute(self, plan):
+            shuffled = StepPlan(dict(sorted(plan.scheduled.items(), key=lambda item: item[1])))
+            return dict(reversed(super()._compute(shuffled).items()))
+
+    return Engine
+
+
+@wrong("echoes the last token and never runs the model", case="one request from prompt to end")
+def echo(reference):
+    def _compute(self, plan):
+        for id, n in plan.scheduled.items():
+            self.computed[id] += n
+        return {id: self.tokens[id][-1] for id in plan.scheduled if self.computed[id] == len(self.tokens[id])}
+
+    return changed(reference, _compute=_compute)
+
+
+@wrong("runs the model and does not look at what it says", case="one request from prompt to end")
+def constant(reference):
+    def _compute(self, plan):
+        return dict.fromkeys(reference.Engine._compute(self, plan), 1)
+
+    return changed(reference, _compute=_compute)
+
+
+@wrong("the first token of a chunk instead of the last", case="one request from prompt to end")
+def first_of_the_chunk(reference):
+    return changed(reference, _compute=computing(lambda ends, id, n: ends[id] - n))
+
+
+@wrong("the likeliest but one", case="one request from prompt to end")
+def second_best(reference):
+    class Engine(reference.Engine):
+        def __init__(self, model, *rest):
+            super().__init__(model, *rest)
+            logits = model.logits
+            model.logits = lambda hidden: -logits(hidden)
+
+    return Engine
+
+
+@wrong("the new token is not fed back", case="one request from prompt to end")
+def not_fed_back(reference):
+    class Engine(reference.Engine):
+        def step(self):
+            new = super().step()
+            for token in new:
+                if token.id in self.tokens:
+                    self.tokens[token.id][-1] = self.tokens[token.id][-2]
+            return new
+
+    return Engine
+
+
+@wrong("positions count within the step", case="one request from prompt to end")
+def positions_within_the_step(reference):
+    class Engine(reference.Engine):
+        def __init__(self, model, *rest):
+            super().__init__(model, *rest)
+            forward = model.forward
+            model.forward = lambda tokens, positions, kv: forward(tokens, positions - positions.min(), kv)
+
+    return Engine
+
+
+@wrong("a token for a chunk that does not end the prompt", case="no token before the last chunk")
+def token_for_a_chunk(reference):
+    class Engine(reference.Engine):
+        def step(self):
+            plan = self.scheduler.schedule()
+            self.computed |= dict.fromkeys(plan.preempted, 0)
+            if not plan.scheduled:
+                return []
+            outputs = self._compute(plan)
+            finished = self.scheduler.finish_step(plan, outputs)
+            for id, token in outputs.items():
+                self.tokens[id].append(token)
+            early = [NewToken(id, 1) for id in plan.scheduled if id not in outputs]
+            for id in finished:
+                self._forget(id)
+            return [*early, *(NewToken(id, token, id in finished) for id, token in outputs.items())]
+
+    return Engine
+
+
+@wrong("each chunk begins at the start of the prompt", case="no token before the last chunk")
+def chunk_from_the_start(reference):
+    class Engine(reference.Engine):
+        def _compute(self, plan):
+            real, self.tokens = self.tokens, dict(self.tokens)
+            for id, n in plan.scheduled.items():
+                start, tokens = self.computed[id], real[id]
+                self.tokens[id] = tokens[:start] + tokens[:n] + tokens[start + n :]
+            outputs = super()._compute(plan)
+            self.tokens = real
+            return outputs
+
+    return Engine
+
+
+@wrong("row number i for the i-th request", case="each request gets its own token")
+def row_by_number(reference):
+    return changed(reference, _compute=computing(lambda ends, id, n: list(ends).index(id)))
+
+
+@wrong("the last row of the step for everybody", case="each request gets its own token")
+def last_row_for_all(reference):
+    return changed(reference, _compute=computing(lambda ends, id, n: -1))
+
+
+@wrong("answers go out in the order of arrival", case="each request gets its own token")
+def order_of_arrival(reference):
+    class Engine(reference.Engine):
+        def _compute(self, plan):
+            outputs = super()._compute(plan)
+            return dict(zip([id for id in self.tokens if id in outputs], outputs.values(), strict=True))
+
+    return Engine
+
+
+@wrong("one request after another", case="one forward pass a step")
+def one_after_another(reference):
+    class Engine(reference.Engine):
+        def _compute(self, plan):
+            outputs = {}
+            for id, n in plan.scheduled.items():
+                outputs |= super()._compute(StepPlan({id: n}))
+            return outputs
+
+    return Engine
+
+
+@wrong("no KV: everything again in every step", case="one forward pass a step")
+def without_kv(reference):
+    class Engine(reference.Engine):
+        def _compute(self, plan):
+            ends = {id: self.computed[id] + n for id, n in plan.scheduled.items()}
+            self.computed |= dict.fromkeys(ends, 0)
+            return super()._compute(StepPlan(ends))
+
+    return Engine
+
+
+@wrong("goes on planning until there is a token", case="no token before the last chunk")
+def until_a_token(reference):
+    class Engine(reference.Engine):
+        def step(self):
+            for _ in range(3):
+                new = super().step()
+                if new:
+                    break
+            return new
+
+    return Engine
+
+
+@wrong("logits of all tokens of the step", case="one row of logits a request")
+def all_logits(reference):
+    class Engine(reference.Engine):
+        def __init__(self, model, *rest):
+            super().__init__(model, *rest)
+            forward = model.forward
+
+            def with_logits(tokens, positions, kv):
+                hidden = forward(tokens, positions, kv)
+                model.logits(hidden)
+                return hidden
+
+            model.forward = with_logits
+
+    return Engine
+
+
+@wrong("EOS does not end an answer", case="an answer ends")
+def no_eos(reference):
+    class Engine(reference.Engine):
+        def step(self):
+            return [replace(new, finished=False) for new in super().step()]
+
+    return Engine
+
+
+@wrong("counts tokens itself and does not hear of EOS", case="an answer ends")
+def counts_itself(reference):
+    class Engine(reference.Engine):
+        def add(self, request, prompt):
+            super().add(request, prompt)
+            self.last = getattr(self, "last", {}) | {request.id: request.prompt_tokens + request.max_tokens}
+
+        def step(self):
+            plan = self.scheduler.schedule()
+            self.computed |= dict.fromkeys(plan.preempted, 0)
+            if not plan.scheduled:
+                return []
+            outputs, new = self._compute(plan), []
+            self.scheduler.finish_step(plan, outputs)
+            for id, token in outputs.items():
+                self.tokens[id].append(token)
+                new.append(NewToken(id, token, len(self.tokens[id]) == self.last[id]))
+                if new[-1].finished:
+                    self._forget(id)
+            return new
+
+    return Engine
+
+
+@wrong("the EOS token is kept back", case="an answer ends")
+def eos_kept_back(reference):
+    class Engine(reference.Engine):
+        def step(self):
+            return [new for new in super().step() if new.token != self.scheduler.config.eos_token_id]
+
+    return Engine
+
+
+@wrong("a finished request is not forgotten", case="an answer ends")
+def not_forgotten(reference):
+    return changed(reference, _forget=lambda self, id: None)
+
+
+@wrong("the last token does not reach the scheduler, so its KV stays", case="KV is given back")
+def scheduler_not_told(reference):
+    class Engine(reference.Engine):
+        def step(self):
+            plan = self.scheduler.schedule()
+            self.computed |= dict.fromkeys(plan.preempted, 0)
+            if not plan.scheduled:
+                return []
+            outputs = self._compute(plan)
+            eos = self.scheduler.config.eos_token_id
+            self.scheduler.finish_step(plan, {id: token for id, token in outputs.items() if token != eos})
+            for id, token in outputs.items():
+                self.tokens[id].append(token)
+            return [NewToken(id, token, token == eos) for id, token in outputs.items()]
+
+    return Engine
+
+
+@wrong("wrong positions after a preemption", case="a preempted request goes on")
+def positions_after_preemption(reference):
+    class Engine(reference.Engine):
+        def step(self):
+            schedule = self.scheduler.schedule
+
+            def without_preempted():
+                plan = schedule()
+                return StepPlan(plan.scheduled)
+
+            self.scheduler.schedule = without_preempted
+            try:
+                return super().step()
+            finally:
+                self.scheduler.schedule = schedule
+
+    return Engine
+
+
+@wrong("a preempted request loses its answer", case="a preempted request goes on")
+def answer_lost(reference):
+    class Engine(reference.Engine):
+        def add(self, request, prompt):
+            super().add(request, prompt)
+            self.lengths = getattr(self, "lengths", {}) | {request.id: len(prompt)}
+
+        def step(self):
+            schedule, outer = self.scheduler.schedule, self
+
+            def forgetting():
+                plan = schedule()
+                for id in plan.preempted:
+                    del outer.tokens[id][outer.lengths[id] :]
+                return plan
+
+            self.scheduler.schedule = forgetting
+            try:
+                return super().step()
+            finally:
+                self.scheduler.schedule = schedule
+
+    return Engine
+
+
+@wrong("only looks at who was preempted in a step that runs", case="a preempted request goes on")
+def preempted_in_an_empty_step(reference):
+    class Engine(reference.Engine):
+        def step(self):
+            before = dict(self.computed)
+            new = super().step()
+            if not new and before.keys() == self.computed.keys() and sum(self.computed.values()) < sum(before.values()):
+                self.computed = before
+            return new
+
+    return Engine
+
+
+@wrong("abort is ignored", case="an aborted request is gone")
+def abort_ignored(reference):
+    return changed(reference, abort=lambda self, id: None)
+
+
+@wrong("abort does not reach the scheduler", case="an aborted request is gone")
+def abort_not_passed_on(reference):
+    return changed(reference, abort=lambda self, id: self._forget(id))
+
+
+@wrong("abort of an unknown request raises", case="an aborted request is gone")
+def abort_raises(reference):
+    class Engine(reference.Engine):
+        def abort(self, id):
+            self.scheduler.abort(id)
+            del self.tokens[id], self.computed[id]
+
+    return Engine
+
+
+@wrong("abort takes effect with the next step", case="an aborted request is gone")
+def abort_later(reference):
+    class Engine(reference.Engine):
+        def abort(self, id):
+            self.late = [*getattr(self, "late", []), id]
+
+        def step(self):
+            for id in getattr(self, "late", []):
+                super().abort(id)
+            self.late = []
+            return super().step()
+
+    return Engine
+
+
+@wrong("what was computed of an aborted request is still known", case="an id comes again")
+def computed_is_kept(reference):
+    class Engine(reference.Engine):
+        def abort(self, id):
+            self.scheduler.abort(id)
+            self.tokens.pop(id, None)
+
+        def add(self, request, prompt):
+            kept = self.computed.get(request.id, 0)
+            super().add(request, prompt)
+            self.computed[request.id] = kept
+
+    return Engine
+
+
+@wrong("takes every request that the scheduler takes", case="what cannot run is refused")
+def takes_all(reference):
+    class Engine(reference.Engine):
+        def add(self, request, prompt):
+            self.scheduler.add(request)
+            self.tokens[request.id], self.computed[request.id] = list(prompt), 0
+
+    return Engine
+
+
+@wrong("writes itself down before the scheduler refuses", case="what cannot run is refused")
+def too_early(reference):
+    class Engine(reference.Engine):
+        def add(self, request, prompt):
+            self.tokens[request.id], self.computed[request.id] = list(prompt), 0
+            super().add(request, prompt)
+
+    return Engine
+
+
+@wrong("the longest request of the model is refused", case="what cannot run is refused")
+def one_token_short(reference):
+    class Engine(reference.Engine):
+        def add(self, request, prompt):
+            if request.prompt_tokens + request.max_tokens >= self.model.config.max_model_len:
+                raise ValueError("too long")
+            super().add(request, prompt)
+
+    return Engine
+
+
+@wrong("refused after the scheduler has taken it", case="what cannot run is refused")
+def refused_too_late(reference):
+    class Engine(reference.Engine):
+        def add(self, request, prompt):
+            self.scheduler.add(request)
+            if len(prompt) != request.prompt_tokens:
+                raise ValueError("not the length of the prompt")
+            if request.prompt_tokens + request.max_tokens > self.model.config.max_model_len:
+                raise ValueError("too long")
+            self.tokens[request.id], self.computed[request.id] = list(prompt), 0
+
+    return Engine
+
+
+@wrong("a plan of nothing is run", case="a step with nothing to do")
+def runs_nothing(reference):
+    class Engine(reference.Engine):
+        def step(self):
+            schedule, plans = self.scheduler.schedule, []
+            self.scheduler.schedule = lambda: plans.append(schedule()) or plans[-1]
+            new = super().step()
+            self.scheduler.schedule = schedule
+            if not plans[-1].scheduled:
+                self.scheduler.finish_step(plans[-1], {})
+            return new
+
+    return Engine
+
+
+@wrong("None where there is nothing", case="a step with nothing to do")
+def none(reference):
+    class Engine(reference.Engine):
+        def step(self):
+            return super().step() or None
+
+    return Engine
+
+
+@wrong("all engines share one book", case="requests share nothing")
+def one_book(reference):
+    class Engine(reference.Engine):
+        books = ({}, {})
+
+        def __init__(self, *parts):
+            super().__init__(*parts)
+            self.tokens, self.computed = self.books
+            if sum(map(len, self.books)) > 100:
+                self.tokens.clear(), self.computed.clear()
+
+    return Engine
+
+
+@wrong("the answer is written behind the caller's prompt", case="requests share nothing")
+def prompt_not_copied(reference):
+    class Engine(reference.Engine):
+        def add(self, request, prompt):
+            super().add(request, prompt)
+            self.tokens[request.id] = prompt
+
+    return Engine
+
+
+@wrong("hears of one preemption a step", case="a preempted request goes on")
+def second_preemption(reference):
+    class Engine(reference.Engine):
+        def step(self):
+            schedule = self.scheduler.schedule
+
+            def only_one():
+                plan = schedule()
+                return StepPlan(plan.scheduled, plan.preempted[:1])
+
+            self.scheduler.schedule = only_one
+            try:
+                return super().step()
+            finally:
+                self.scheduler.schedule = schedule
+
+    return Engine
+
+
+@wrong("room for the tokens of three requests", case="a random run")
+def room_for_three(reference):
+    class Engine(reference.Engine):
+        def step(self):
+            return super().step()[:3]
+
+    return Engine

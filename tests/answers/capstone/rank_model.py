@@ -1,0 +1,232 @@
+"""Named answers to `capstone.rank_model`."""
+
+from dataclasses import asdict, replace
+
+from servelab.answers import right, wrong
+from servelab.llm.model import LLM, LLMConfig, shard
+
+
+def checked(config, size):
+    """Refuse what does not divide."""
+    kv = config.num_kv_heads
+    if config.num_heads % size or config.intermediate_size % size or (kv % size and size % kv):
+        raise ValueError(f"{config} over {size} ranks")
+
+
+def by_kind(reference, change):
+    """An answer in which ``change(kind, weight, part, comm, config)`` makes a rank's part out of the right ``part``."""
+
+    def rank_model(config, weights, comm):
+        model = reference.rank_model(config, weights, comm)
+        for name, weight in weights.items():
+            model.weights[name] = change(name.rpartition(".")[2], weight, model.weights[name], comm, config)
+        return model
+
+    return rank_model
+
+
+@right("rows and columns by numpy, head by head")
+def by_numpy(reference):
+    def rank_model(config, weights, comm):
+        import torch
+
+        checked(config, comm.size)
+        rank, size, dim = comm.rank, comm.size, config.head_dim
+        queries = range(rank * config.num_heads // size, (rank + 1) * config.num_heads // size)
+        group = config.num_heads // config.num_kv_heads
+        keys = sorted({head // group for head in queries})
+        width = config.intermediate_size // size
+        columns = list(range(rank * width, (rank + 1) * width))
+        rows = {
+            "q": [head * dim + i for head in queries for i in range(dim)],
+            "k": [head * dim + i for head in keys for i in range(dim)],
+            "gate": columns,
+        }
+        rows |= {"v": rows["k"], "up": columns}
+        own = {}
+        for name, weight in weights.items():
+            kind, array = name.split(".")[-1], weight.numpy()
+            if kind in rows:
+                own[name] = torch.from_numpy(array[rows[kind]])
+            elif kind in ("o", "down"):
+                own[name] = torch.from_numpy(array[:, rows["q"] if kind == "o" else columns].copy())
+            else:
+                own[name] = weight
+        dims = {**asdict(config), "num_heads": len(queries), "num_kv_heads": len(keys)}
+        return LLM(LLMConfig(**dims), own, comm)
+
+    return rank_model
+
+
+@right("with shard of servelab.llm, copied")
+def with_shard(reference):
+    def rank_model(config, weights, comm):
+        checked(config, comm.size)
+        mine, own = shard(config, weights, comm.rank, comm.size)
+        return LLM(mine, {name: weight.clone() for name, weight in own.items()}, comm)
+
+    return rank_model
+
+
+@wrong("nothing is run: zeros", case="one rank has the whole model")
+def zeros(reference):
+    return by_kind(reference, lambda kind, weight, part, comm, config: part * 0)
+
+
+@wrong("the last norm is twice as large", case="one rank has the whole model")
+def twice_the_norm(reference):
+    return by_kind(reference, lambda kind, weight, part, comm, config: part * 2 if kind == "norm" else part)
+
+
+@wrong("the ranks' sums are not added up", case="the scores of the whole model")
+def not_added(reference):
+    def rank_model(config, weights, comm):
+        model = reference.rank_model(config, weights, comm)
+        return LLM(model.config, model.weights)
+
+    return rank_model
+
+
+@wrong("every rank has the first part", case="the scores of the whole model")
+def first_part(reference):
+    def change(kind, weight, part, comm, config):
+        if kind in ("q", "gate", "up"):
+            return weight[: len(part)].clone()
+        return part
+
+    return by_kind(reference, change)
+
+
+@wrong("o is split by rows", case="the scores of the whole model")
+def o_by_rows(reference):
+    def change(kind, weight, part, comm, config):
+        if kind != "o":
+            return part
+        rows = weight.chunk(comm.size)[comm.rank]
+        return rows.T.contiguous() if rows.T.shape == part.shape else rows.reshape(part.shape).clone()
+
+    return by_kind(reference, change)
+
+
+@wrong("replicas take turns instead of lying side by side", case="KV heads are copied")
+def replicas_take_turns(reference):
+    def change(kind, weight, part, comm, config):
+        if kind in ("k", "v") and comm.size > config.num_kv_heads:
+            return weight.chunk(config.num_kv_heads)[comm.rank % config.num_kv_heads].clone()
+        return part
+
+    return by_kind(reference, change)
+
+
+@wrong("KV heads are cut in halves", case="KV heads are copied")
+def heads_cut(reference):
+    def change(kind, weight, part, comm, config):
+        return weight.chunk(comm.size)[comm.rank].clone() if kind in ("k", "v") else part
+
+    return by_kind(reference, change)
+
+
+@wrong("more ranks than KV heads are refused", case="KV heads are copied")
+def no_copies(reference):
+    def rank_model(config, weights, comm):
+        if config.num_kv_heads % comm.size:
+            raise ValueError("too few KV heads")
+        return reference.rank_model(config, weights, comm)
+
+    return rank_model
+
+
+@wrong("the whole model's numbers of heads", case="a rank's numbers of heads")
+def whole_config(reference):
+    def rank_model(config, weights, comm):
+        model = reference.rank_model(config, weights, comm)
+        model.config = config
+        return model
+
+    return rank_model
+
+
+@wrong("no KV head left for a rank", case="a rank's numbers of heads")
+def kv_heads_divided(reference):
+    def rank_model(config, weights, comm):
+        model = reference.rank_model(config, weights, comm)
+        model.config = replace(model.config, num_kv_heads=config.num_kv_heads // comm.size)
+        return model
+
+    return rank_model
+
+
+@wrong("slices that keep the whole weights", case="a rank keeps its part only")
+def views(reference):
+    def rank_model(config, weights, comm):
+        checked(config, comm.size)
+        return LLM(*shard(config, weights, comm.rank, comm.size), comm)
+
+    return rank_model
+
+
+@wrong("every rank computes the whole model", case="a rank keeps its part only")
+def whole_model(reference):
+    def rank_model(config, weights, comm):
+        checked(config, comm.size)
+        return LLM(reference.rank_model(config, weights, comm).config, weights)
+
+    return rank_model
+
+
+@wrong("both KV heads on every rank", case="KV heads are copied")
+def all_kv_heads(reference):
+    return by_kind(reference, lambda kind, weight, part, comm, config: weight if kind in ("k", "v") else part)
+
+
+@wrong("gathers every rank's part in each layer", case="two all-reduces a layer")
+def too_many_calls(reference):
+    def rank_model(config, weights, comm):
+        model = reference.rank_model(config, weights, comm)
+        forward = model.forward
+
+        def twice(tokens, positions, kv):
+            hidden = forward(tokens, positions, kv)
+            return comm.all_reduce(hidden.clone()) / comm.size
+
+        model.forward = twice
+        return model
+
+    return rank_model
+
+
+@wrong("cuts the weights where they lie", case="the given weights stay as they are")
+def in_place(reference):
+    def rank_model(config, weights, comm):
+        model = reference.rank_model(config, weights, comm)
+        for name in weights:
+            if name.endswith(".q"):
+                weights[name].zero_()
+        return model
+
+    return rank_model
+
+
+@wrong("what is left over is dropped", case="what does not divide is refused")
+def left_over(reference):
+    def rank_model(config, weights, comm):
+        return LLM(config, weights, comm)
+
+    def careless(config, weights, comm):
+        try:
+            return reference.rank_model(config, weights, comm)
+        except ValueError:
+            return rank_model(config, weights, comm)
+
+    return careless
+
+
+@wrong("another kind of error", case="what does not divide is refused")
+def another_error(reference):
+    def rank_model(config, weights, comm):
+        try:
+            return reference.rank_model(config, weights, comm)
+        except ValueError as error:
+            raise RuntimeError(str(error)) from None
+
+    return rank_model
