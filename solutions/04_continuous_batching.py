@@ -1276,38 +1276,25 @@ check("continuous_batching.flatten_batch", flatten_batch)
 # ### The same tokens
 #
 # Scheduling must not change a single token: who shares a step with whom, where a prompt is cut, and who is preempted are
-# nobody's business but the server's. Here a small decoder with random weights answers four prompts of 40 to 46 tokens
-# with 24 tokens each, greedily. First a plain loop, one request after another; then your schedulers, your
-# `flatten_batch`, and unit 03's paged attention. All in float64, so that no near-tie decides.
+# nobody's business but the server's. Here the tiny model answers four prompts of about 45 tokens with 24 tokens each,
+# greedily. First a plain loop, one request after another; then your schedulers, your `flatten_batch`, and unit 03's
+# paged attention. All in float64, so that no near-tie decides.
 #
-# An answer takes 9 blocks of 8 at most, four of them 35. Where there are fewer, requests wait or are preempted, and what
-# a preempted request computes again must be what it was.
+# The whole of an answer takes 9 blocks of 8 at most, four of them 36. Where there are fewer, requests wait or are
+# preempted, and what a preempted request computes again must be what it was.
 
 # %%
 from servelab.llm import thread
-from servelab.llm.kv import Pages
-from servelab.llm.model import LLM, LLMConfig
 
-size = LLMConfig(256, 64, 2, 4, 2, 16, 128, eos_token_id=thread.NO_EOS)
-weights = {name: torch.randn(*shape, dtype=torch.float64) * shape[-1] ** -0.5 for name, shape in size.shapes().items()}
-decoder = LLM(size, weights)
-prompts = {f"r{n}": torch.randint(256, (40 + 2 * n,)).tolist() for n in range(4)}
-want = thread.plain_loop(decoder, prompts)
-
-
-def same_tokens(way: str, scheduler_class: type, budget: int, num_blocks: int) -> None:
-    """Serve the four prompts and print how many answers are those of the plain loop."""
-    kv = PagedKV(paged_kv.BlockAllocator(num_blocks, 8))
-    pages = Pages.empty(size, num_blocks, 8, paged_kv, torch.float64)
-    scheduler = scheduler_class(SchedulerConfig(4, budget), kv)
-    got, note = thread.batched(decoder, scheduler, flatten_batch, kv, pages, prompts, want)
-    thread.report(way, got, want, note)
-
-
-same_tokens("whole answers", Scheduler, 256, 20)
-same_tokens("paged", PagedScheduler, 256, 40)
-same_tokens("preempted", PagedScheduler, 256, 30)
-same_tokens("chunks", ChunkedScheduler, 32, 30)
+small = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=32)
+large = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=256)
+ways = {
+    "whole answers": (lambda kv: Scheduler(large, kv), 20),
+    "paged": (lambda kv: PagedScheduler(large, kv), 40),
+    "preempted": (lambda kv: PagedScheduler(large, kv), 30),
+    "chunks": (lambda kv: ChunkedScheduler(small, kv), 30),
+}
+thread.continuous_batching(flatten_batch, ways, paged_kv)
 
 # %% [markdown]
 # ## 6. What users feel
