@@ -96,4 +96,5 @@ def _test(args: argparse.Namespace) -> int:
         raise CourseError(
             "the tests are not part of this copy of the course", mend="Use a full copy of the repository."
         )
-    return subprocess.call([sys.executable, "-m", "pytest", *args.rest], cwd=ROOT)
+    workers = ["-n", "auto", "--dist", "loadfile"]  # `course.py test -n 0` runs everything in one process
+    return subprocess.call([sys.executable, "-m", "pytest", *workers, *args.rest], cwd=ROOT)
