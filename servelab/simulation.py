@@ -236,6 +236,6 @@ class StaticBatches:
         return self.scheduler.schedule()
 
     def finish_step(self, plan: StepPlan, outputs: dict[str, int]) -> list[str]:
-        finished = self.scheduler.finish_step(plan, outputs)
-        self._running -= set(finished)
-        return finished
+        done = self.scheduler.finish_step(plan, outputs)
+        self._running -= set(done)
+        return done

@@ -75,7 +75,7 @@ class RecordedKV(PagedKV):
 
     def reserve(self, id: str, num_tokens: int) -> None:
         before = len(self._tables.get(id, ()))
-        super().reserve(id, num_tokens)
+        PagedKV.reserve(self, id, num_tokens)
         if (held := len(self._tables.get(id, ()))) != before:
             self._changed[id] = held
 

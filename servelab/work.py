@@ -15,7 +15,6 @@ import nbformat
 from servelab.build import notebook_text
 from servelab.checking import VERDICT_MIME, source_hash
 from servelab.errors import CourseError
-from servelab.exercise import find
 from servelab.notebooks import grade_id, is_check, is_solution, points
 from servelab.paths import Unit, find_unit, units, work_dir
 from servelab.repair import read_notebook, repair
@@ -161,11 +160,11 @@ def progress(unit: Unit) -> list[Result]:
     for name, value in points(unit).items():
         if not name.endswith("-check"):
             continue
-        exercise = find(f"{unit.name}.{name.removesuffix('-check').replace('-', '_')}")
-        kept = kept_result(exercise.name)
-        now = source_hash(sources.get(exercise.grade_id, ""))
-        edited = bool(kept.get("source")) and kept["source"] != now
-        results.append(Result(exercise.name, value, kept.get("fraction"), edited))
+        solution = name.removesuffix("-check")
+        exercise = f"{unit.name}.{solution.replace('-', '_')}"
+        kept = kept_result(exercise)
+        edited = bool(kept.get("source")) and kept["source"] != source_hash(sources.get(solution, ""))
+        results.append(Result(exercise, value, kept.get("fraction"), edited))
     return results
 
 

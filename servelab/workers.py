@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from multiprocessing import connection, get_context
 from typing import Any
 
-WALL_LIMIT = 30.0  # seconds for one task, after which the parent ends the worker
+WALL_LIMIT = 90.0  # seconds for one task, after which the parent ends the worker
 START_LIMIT = 180.0  # seconds until a worker reports that it is ready
 MEMORY = 1 << 30  # bytes that a task may add to its worker
 TICK = 0.5
@@ -35,7 +35,7 @@ class TimedOut(BaseException):
 
 
 @contextlib.contextmanager
-def limited(cpu_seconds: float, wall_seconds: float = WALL_LIMIT / 2) -> Iterator[None]:
+def limited(cpu_seconds: float, wall_seconds: float = WALL_LIMIT / 3) -> Iterator[None]:
     """Raise `TimedOut` in the block once it has used so much time. No effect where there are no timers (Windows)."""
     if not hasattr(signal, "setitimer"):
         yield

@@ -323,11 +323,11 @@ class Scheduler:
         """
         ### BEGIN SOLUTION
         finished = []
-        for id, n in plan.scheduled.items():
+        for id, fresh in plan.scheduled.items():
             if id not in self.running:
                 continue
             seq = self.running[id]
-            seq.num_computed += n
+            seq.num_computed += fresh
             if id in outputs:
                 seq.outputs.append(outputs[id])
                 if outputs[id] == self.config.eos_token_id or len(seq.outputs) == seq.request.max_tokens:
@@ -1216,14 +1216,14 @@ def flatten_batch(
     """
     ### BEGIN SOLUTION
     ids, positions, slots, query_lens, context_lens, tables = [], [], [], [], [], []
-    for id, n in plan.scheduled.items():
+    for id, fresh in plan.scheduled.items():
         start, table = num_computed[id], kv.blocks(id)
-        span = range(start, start + n)
-        ids += tokens[id][start : start + n]
+        span = range(start, start + fresh)
+        ids += tokens[id][start : start + fresh]
         positions += span
         slots += [table[p // kv.block_size] * kv.block_size + p % kv.block_size for p in span]
-        query_lens.append(n)
-        context_lens.append(start + n)
+        query_lens.append(fresh)
+        context_lens.append(start + fresh)
         tables.append(table)
     width = max(map(len, tables))
     padded = [table + [-1] * (width - len(table)) for table in tables]

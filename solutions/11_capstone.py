@@ -247,9 +247,9 @@ class Engine:
         batch = continuous_batching.flatten_batch(plan, self.tokens, self.computed, self.kv)
         hidden = self.model.forward(batch.tokens, batch.positions, self.pages.bind(batch))
         rows, behind = {}, 0
-        for id, n in plan.scheduled.items():
-            self.computed[id] += n
-            behind += n
+        for id, fresh in plan.scheduled.items():
+            self.computed[id] += fresh
+            behind += fresh
             missing = len(self.tokens[id]) - self.computed[id]
             if not missing:
                 rows[id] = behind - 1
@@ -709,8 +709,8 @@ class CachedEngine(Engine):
 
     def _compute(self, plan: StepPlan) -> dict[str, int]:
         rest = StepPlan()
-        for id, n in plan.scheduled.items():
-            end = self.computed[id] + n
+        for id, fresh in plan.scheduled.items():
+            end = self.computed[id] + fresh
             self.computed[id] = min(end, max(self.computed[id], self.kv.num_cached(id)))
             left = end - self.computed[id]
             if left:

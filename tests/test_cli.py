@@ -125,7 +125,7 @@ def test_learn_as_root(started, monkeypatch, user, words, times):
 @pytest.mark.parametrize("words", [[], ["-x", "-k", "repair or work", "tests/test_cli.py", "--lf"], ["-n", "2"]])
 def test_test_passes_everything_to_pytest(started, words):
     assert main(["test", *words]) == 7
-    assert started == [[sys.executable, "-m", "pytest", *words]]
+    assert started == [[sys.executable, "-m", "pytest", "-n", "auto", "--dist", "loadfile", *words]]
 
 
 def test_commands_that_a_bundle_lacks(monkeypatch, capsys, tmp_path):

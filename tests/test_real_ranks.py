@@ -52,10 +52,12 @@ def warm():
 def nothing_stays(warm, monkeypatch, tmp_path):
     """No test leaves a process (but the fork server, or idle ranks of a pool), a descriptor or a folder behind."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    before = leftovers()
+    children, descriptors, *rest = leftovers()
     yield
     pool.dismiss_idle()
-    assert leftovers() == before
+    now = leftovers()
+    assert [now[0], *now[2:]] == [children, *rest]
+    assert now[1] <= descriptors  # one of an earlier test may have gone
 
 
 def leftovers() -> tuple:

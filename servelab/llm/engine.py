@@ -89,9 +89,10 @@ class WatchedScheduler:
         return getattr(self.scheduler, name)
 
     def schedule(self) -> StepPlan:
-        self.plan = self.scheduler.schedule()
+        planned = self.scheduler.schedule()
+        self.plan = planned
         self.blocks_used = self.kv.num_blocks - self.kv.num_free
-        return self.plan
+        return planned
 
 
 @dataclass
@@ -102,7 +103,8 @@ class _Book:
     computed: dict[str, int] = field(default_factory=dict)
 
     def step(self, plan: StepPlan, start: float, end: float, blocks_used: int) -> Step:
-        self.computed |= dict.fromkeys(plan.preempted, 0)
+        for id in plan.preempted:
+            self.computed[id] = 0
         prefill, decode = {}, []
         for id, n in plan.scheduled.items():
             before = self.computed.get(id, 0)

@@ -174,8 +174,8 @@ def write_kv(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, slot_mappin
     if (slot_mapping < 0).any():
         tokens = slot_mapping >= 0
         k, v, slot_mapping = k[tokens], v[tokens], slot_mapping[tokens]
-    for cache, new in ((k_cache, k), (v_cache, v)):
-        cache.view(-1, *cache.shape[2:]).index_copy_(0, slot_mapping, new)
+    for cache, rows in ((k_cache, k), (v_cache, v)):
+        cache.view(-1, *cache.shape[2:]).index_copy_(0, slot_mapping, rows)
 
 
 def paged_attention(
@@ -227,6 +227,6 @@ class FastStep(PagedStep):
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         k_cache, v_cache = self.pages.caches[layer]
-        for cache, new in ((k_cache, k), (v_cache, v)):
-            cache.flatten(0, 1).index_copy_(0, self.batch.slot_mapping, new)
+        for cache, rows in ((k_cache, k), (v_cache, v)):
+            cache.flatten(0, 1).index_copy_(0, self.batch.slot_mapping, rows)
         return self.contexts.attend(q, k_cache, v_cache, q.shape[-1] ** -0.5)

@@ -67,7 +67,7 @@ def show(challenge: dict, *lines: str) -> str:
             "    group = next((groups[ranks] for ranks in groups if dist.get_rank() in ranks), None)",
             "    if group is None:",
             "        return None",
-            "    rank, p = dist.get_rank(group), dist.get_world_size(group)",
+            "    p, rank = dist.get_world_size(group), dist.get_rank(group)",
         ]
     given = ", group" if challenge["groups"] else ""
     body = [f"    {line.replace('{group}', given)}" for line in lines]

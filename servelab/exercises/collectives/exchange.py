@@ -39,7 +39,7 @@ def _body(challenge, group, rank, exchange):
     import torch.distributed as dist
 
     p, n, shift = dist.get_world_size(group), challenge["n"], challenge["shift"]
-    to, source = (rank + shift) % p, (rank - shift) % p
+    source, to = (rank - shift) % p, (rank + shift) % p
     outgoing = ranks.tensor(challenge, rank, n + rank)
     incoming = torch.full((n + source,), -1.0, dtype=torch.float64)
     exchange(outgoing, to, incoming, source, *ranks.given(group))
