@@ -15,10 +15,12 @@ from random import Random
 
 from autograder.course import Course
 from autograder.files import write_text
+from autograder.sandbox import EARLIER
 from servelab import exercise as exercises
 from servelab import plain
 from servelab.errors import CourseError
 from servelab.exercise import Exercise, Probe
+from servelab.paths import Unit
 
 
 def folder(course: Course) -> Path:
@@ -80,10 +82,11 @@ def probes(course: Course, exercise: Exercise) -> list[Probe]:
 
 
 def _key(course: Course, exercise: Exercise) -> str:
-    """Changes with the seed, the exercise and the reference solution."""
-    solution = next(unit.solution for unit in course.units.values() if unit.name == exercise.unit)
-    source = solution.read_bytes() if solution.exists() else b""
-    parts = f"{seed(course)}:{exercise.name}:{exercise.version}:{hashlib.sha256(source).hexdigest()}"
+    """Changes with the seed, the exercise, and the reference solutions of its unit and of those that it builds on."""
+    unit = next(unit for unit in course.units.values() if unit.name == exercise.unit)
+    solutions = [unit.solution, *(Unit(slug).solution for slug in EARLIER.get(unit.slug, ()))]
+    sources = b"\0".join(path.read_bytes() for path in solutions if path.exists())
+    parts = f"{seed(course)}:{exercise.name}:{exercise.version}:{hashlib.sha256(sources).hexdigest()}"
     return hashlib.sha256(parts.encode()).hexdigest()[:16]
 
 

@@ -100,8 +100,15 @@ def _run_all(page, server: str, slug: str) -> None:
     page.goto(f"{server}/lab/tree/{slug}/{slug}.ipynb?token={TOKEN}&reset")
     page.wait_for_selector(".jp-Notebook .jp-Cell")
     page.wait_for_selector(".jp-Notebook-ExecutionIndicator[data-status=idle]")
-    page.click(".lm-MenuBar-itemLabel:text-is('Run')")
-    page.click(".lm-Menu-itemLabel:text-is('Run All Cells')")
+    prompt = page.locator(".jp-InputArea-prompt", has_text="1]:").or_(
+        page.locator(".jp-InputArea-prompt", has_text="*")
+    )
+    for _ in range(3):  # JupyterLab drops the command while it is still connecting to the kernel
+        page.click(".lm-MenuBar-itemLabel:text-is('Run')")
+        page.click(".lm-Menu-itemLabel:text-is('Run All Cells')")
+        page.wait_for_timeout(5_000)
+        if prompt.count():
+            return
 
 
 def _progress(work: Path, exercise: str) -> dict:
