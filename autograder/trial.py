@@ -32,13 +32,16 @@ def closed(name, attempt):
         seen[name] = False
 def connect():
     socket.create_connection(("192.0.2.1", 9), timeout=0.5).close()
+def leave(path):
+    open(path, "x").close()
+    os.remove(path)  # where nothing keeps the probe out, nothing of it stays
 status = dict(line.split(":", 1) for line in open("/proc/self/status") if ":" in line)
 closed("the network", connect)
 seen["network devices"] = [name for _, name in socket.if_nameindex()] in (["lo"], [])
 for name, path in json.loads(sys.argv[1]).items():
     closed(name, lambda: os.stat(path))
 for name, path in (("the system", "/usr/x"), ("Python", sys.prefix + "/x"), ("servelab", sys.argv[2] + "/x")):
-    closed(f"writing to {name}", lambda: open(path, "w"))
+    closed(f"writing to {name}", lambda: leave(path))
 seen["privileges"] = int(status["CapEff"], 16) == 0 and int(status["NoNewPrivs"]) == 1
 seen["other processes"] = sum(name.isdigit() for name in os.listdir("/proc")) < 6
 with open("/tmp/scratch", "w") as file:
