@@ -199,15 +199,6 @@ def _step(scheduler, plan: StepPlan, live, served: Served, clock: float, cost: S
     return end
 
 
-def jobs_from(trace: Iterable, max_tokens: int, speed: float = 1.0) -> list[Job]:
-    """Jobs from the requests of a trace (`servelab.traces`): answers cut at ``max_tokens``, arrivals ``speed`` times as
-    fast."""
-    return [
-        Job(Request(str(number), r.prompt_tokens, max_tokens, r.arrival / speed), min(r.output_tokens, max_tokens))
-        for number, r in enumerate(trace)
-    ]
-
-
 class StaticBatches:
     """Static batching around any scheduler: nobody joins a batch that runs, however many slots have become free.
 
