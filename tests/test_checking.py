@@ -406,13 +406,14 @@ def test_an_endless_loop_is_stopped_and_the_rest_not_run(monkeypatch, capsys):
 
     def endless(lengths, batch_size):
         calls.append(lengths)
-        while len(calls) == 3:
+        if len(calls) == 3:
             try:
-                sum(range(1000))
+                while True:
+                    pass
             except:  # noqa: E722 (swallows the first attempt to stop it)
                 calls.append(None)
-        while len(calls) == 4:
-            pass
+            while True:
+                pass
         return slot_utilisation(lengths, batch_size)
 
     monkeypatch.setattr(checking, "MAX_SECONDS", 0.3)
