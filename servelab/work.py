@@ -20,6 +20,7 @@ from servelab.paths import Unit, find_unit, units, work_dir
 from servelab.repair import read_notebook, repair
 
 CELL_TIMEOUT = 300  # seconds; an explore cell on a slow laptop takes a few
+SPINS = "1000"  # rounds that a thread of torch waits awake; by default so many that one neighbour stalls them all
 LARGEST = 1 << 30  # bytes; on the learner's own machine a notebook full of pictures is read too
 
 
@@ -282,6 +283,7 @@ def command_learn(args: argparse.Namespace) -> int:
         command.append(f"--port={args.port}")
     if hasattr(os, "geteuid") and os.geteuid() == 0 and "--allow-root" not in args.rest:
         command.append("--allow-root")
+    os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
     print(f"Opening JupyterLab on {work_dir()} (stop it with Ctrl-C)", flush=True)
     return _run([*command, *args.rest])
 

@@ -100,14 +100,15 @@ def started(monkeypatch):
     return commands
 
 
-def test_learn_opens_the_start_page_and_passes_options_on(started, work_folder):
+def test_learn_opens_the_start_page_and_passes_options_on(started, work_folder, monkeypatch):
+    monkeypatch.setenv("GOMP_SPINCOUNT", "5")  # what the user has set stays
     assert main(["learn", "--port", "8899", "--ServerApp.token=x", "--ip", "0.0.0.0"]) == 7
     (command,) = started
     assert command[:3] == [sys.executable, "-m", "jupyterlab"]
     assert f"--ServerApp.root_dir={work_folder}" in command
     assert "--LabApp.default_url=/lab/tree/00_start_here/00_start_here.ipynb" in command
     assert "--port=8899" in command and "--no-browser" not in command
-    assert command[-3:] == ["--ServerApp.token=x", "--ip", "0.0.0.0"]
+    assert command[-3:] == ["--ServerApp.token=x", "--ip", "0.0.0.0"] and os.environ["GOMP_SPINCOUNT"] == "5"
     for unit in units():
         assert unit.work.exists() == unit.release.exists()
 
