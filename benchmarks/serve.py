@@ -1,11 +1,12 @@
 """The course's engine on the real model: against HF transformers, and against what this machine could do at best.
 
-    python benchmarks/serve.py [--workloads w16 w32] [--repeats 3] [--only HF] [--threads 2] [--json]
+    python benchmarks/serve.py [--workloads w16 w32] [--repeats 3] [--only HF] [--threads 2] [--device cpu] [--json]
 
-Serves the workloads of data/workloads.json with SmolLM2-135M-Instruct (`python3 course.py fetch-model`) in float32:
-the same prompts, greedy, every answer with the length that the workload says. The course's engine runs with the fast
-parts (`servelab.llm.fast_model`, `fast_attention`) and with the readable ones. HF transformers is no dependency of the
-course; its rows need it in a folder of its own:
+Serves the workloads of data/workloads.json with SmolLM2-135M-Instruct (`python3 course.py fetch-model`), on a CPU in
+float32 and with `--device cuda` in bfloat16 (where near-ties let answers differ): the same prompts, greedy, every
+answer with the length that the workload says. The course's engine runs with the fast parts (`servelab.llm.fast_model`,
+`fast_attention`) and with the readable ones. HF transformers is no dependency of the course; its rows need it in a
+folder of its own:
 
     python -m pip install --target hf transformers==5.24.0
     PYTHONPATH=hf python benchmarks/serve.py
@@ -27,7 +28,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch: threads that spin suffer most from neighbours
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # before torch; as `servelab learn` does
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
@@ -36,9 +37,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from servelab.errors import CourseError
 from servelab.llm import LLM, LLMConfig, smollm
 from servelab.llm.engine import WatchedScheduler, Workload, serve, workload
-from servelab.llm.fast_attention import FastPages
+from servelab.llm.fast_attention import FastPages, fast_pages
 from servelab.llm.fast_model import FastLLM
 from servelab.llm.kv import Pages
+from servelab.llm.model import Weights
 from servelab.reference import capstone, continuous_batching, paged_kv
 from servelab.serving import FlatBatch, PagedKV, SchedulerConfig
 from servelab.simulation import Served, StaticBatches
@@ -81,7 +83,7 @@ def encode(text: str) -> list[int]:
 # HF transformers
 
 
-def hf_model(config: LLMConfig, weights: dict):
+def hf_model(config: LLMConfig, weights: Weights):
     """The model in HF's own code, with the same weights."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -114,7 +116,7 @@ def hf_model(config: LLMConfig, weights: dict):
             state[f"model.layers.{layer}.{parts[part]}.weight"] = weight
     missing, unexpected = model.load_state_dict(state, strict=False)
     assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
-    return model.eval()
+    return model.to(weights["norm"].device, weights["norm"].dtype).eval()
 
 
 def hf_static(model) -> System:
@@ -130,6 +132,7 @@ def hf_static(model) -> System:
             ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in batch])
             mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in batch])
             asked = GenerationConfig(max_new_tokens=max(most), do_sample=False, pad_token_id=0)
+            ids, mask = ids.to(model.device), mask.to(model.device)
             out = model.generate(ids, attention_mask=mask, generation_config=asked)[:, width:]
             answers += [row[:n].tolist() for row, n in zip(out, most, strict=True)]
         return time.perf_counter() - start, answers, None
@@ -164,38 +167,40 @@ def hf_continuous(model) -> System:
 # The machine's limit
 
 
-def bandwidth() -> float:
-    """Bytes a second, read from memory."""
-    buffer = torch.ones(1 << 27)
-    return buffer.nbytes / min(seconds(buffer.sum) for _ in range(5))
+def bandwidth(model: LLM) -> float:
+    """Bytes a second, read from the memory that the model lies in."""
+    buffer = torch.ones(1 << 27, device=model.device)
+    return buffer.nbytes / min(seconds(lambda: buffer.sum().item()) for _ in range(5))
 
 
-def matmul_rate() -> float:
-    """Operations a second of a large matrix product."""
-    a, b = torch.randn(2, 2048, 2048)
-    return 2 * 2048**3 / min(seconds(lambda: a @ b) for _ in range(5))
+def matmul_rate(model: LLM) -> float:
+    """Operations a second of a large matrix product, in the model's type."""
+    size = 2048 if model.device.type == "cpu" else 8192
+    a, b = torch.randn(2, size, size, device=model.device, dtype=model.dtype)
+    return 2 * size**3 / min(seconds(lambda: (a @ b)[0, 0].item()) for _ in range(5))
 
 
 def seconds(call: Callable) -> float:
+    """The time of a call that ends with a number on the CPU."""
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
 
 
-def limit(config: LLMConfig, tokens: int, contexts: list[int], rows: int, machine: dict) -> float:
+def limit(model: LLM, tokens: int, contexts: list[int], rows: int, machine: dict) -> float:
     """Seconds that a step takes at least: ``tokens`` in all, whose requests end at ``contexts``, ``rows`` sampled."""
-    shapes = config.shapes()
+    config, shapes = model.config, model.config.shapes()
     head = config.vocab_size * config.hidden_size
     layers = sum(shape[0] * shape[1] for name, shape in shapes.items() if len(shape) > 1) - head
     kv = 2 * config.num_layers * config.num_kv_heads * config.head_dim
-    read = 4 * (layers + head + kv * sum(contexts))
+    read = model.dtype.itemsize * (layers + head + kv * sum(contexts))
     pairs = sum(contexts) * tokens / len(contexts)  # query tokens times context, if all are alike
     attention = 4 * config.num_layers * config.num_heads * config.head_dim * pairs
     operations = 2 * (layers * tokens + head * rows) + attention
     return max(read / machine["bandwidth"], operations / machine["matmul_rate"])
 
 
-def run_limit(config: LLMConfig, served: Served, machine: dict) -> float:
+def run_limit(model: LLM, served: Served, machine: dict) -> float:
     """The limit of all steps of a run."""
     computed: dict[str, int] = {}
     total = 0.0
@@ -203,7 +208,7 @@ def run_limit(config: LLMConfig, served: Served, machine: dict) -> float:
         counts = step.prefill | dict.fromkeys(step.decode, 1)
         for id, n in counts.items():
             computed[id] = computed.get(id, 0) + n
-        total += limit(config, sum(counts.values()), [computed[id] for id in counts], len(counts), machine)
+        total += limit(model, sum(counts.values()), [computed[id] for id in counts], len(counts), machine)
     return total
 
 
@@ -213,9 +218,10 @@ def run_limit(config: LLMConfig, served: Served, machine: dict) -> float:
 class Slots:
     """Contexts of equal length, each in one piece: what attention costs if nothing is in pages."""
 
-    def __init__(self, config: LLMConfig):
+    def __init__(self, model: LLM):
+        config = model.config
         shape = (config.num_layers, 2, BATCH, CONTEXT, config.num_kv_heads, config.head_dim)
-        self.layers = torch.randn(shape) / 8
+        self.layers = torch.randn(shape, dtype=model.dtype, device=model.device) / 8
 
     def attend(self, layer: int, q, k, v):
         keys, values = self.layers[layer]
@@ -235,18 +241,18 @@ def shuffled_batch() -> FlatBatch:
 
 
 @torch.no_grad()
-def steps(config: LLMConfig, model: LLM, pages: FastPages, machine: dict) -> dict:
+def steps(model: LLM, pages: FastPages, machine: dict) -> dict:
     """A step over pages and one over contiguous contexts, in turn."""
-    slots, batch, times = Slots(config), shuffled_batch(), []
+    slots, batch, times = Slots(model), shuffled_batch(), []
 
     def step(kv) -> None:
-        model.logits(model.forward(batch.tokens, batch.positions, kv)).argmax(-1)
+        model.logits(model.forward(batch.tokens, batch.positions, kv)).argmax(-1).tolist()
 
     for _ in range(STEPS + 3):
         times.append((seconds(lambda: step(pages.bind(batch))), seconds(lambda: step(slots))))
     paged, contiguous = (statistics.median(column) for column in zip(*times[3:], strict=True))
     ratio = statistics.median(a / b for a, b in times[3:])
-    best = limit(config, BATCH, [CONTEXT] * BATCH, BATCH, machine)
+    best = limit(model, BATCH, [CONTEXT] * BATCH, BATCH, machine)
     return {
         "paged_ms": 1e3 * paged,
         "contiguous_ms": 1e3 * contiguous,
@@ -260,14 +266,13 @@ def steps(config: LLMConfig, model: LLM, pages: FastPages, machine: dict) -> dic
 # The run
 
 
-def systems(config: LLMConfig, weights: dict, pages: FastPages) -> dict[str, System]:
+def systems(fast: FastLLM, pages: FastPages, weights: Weights) -> dict[str, System]:
     """By name, those that this environment can run; the first is measured against the others."""
-    readable = Pages(pages.caches, paged_kv.write_kv, paged_kv.paged_attention)
-    fast = FastLLM(config, weights)
+    readable = LLM(fast.config, weights)
     found = {
         ENGINE: course_system(fast, pages),
         "static batches (fast parts)": course_system(fast, pages, static=True),
-        "engine (readable parts)": course_system(LLM(config, weights), readable),
+        "engine (readable parts)": course_system(readable, Pages.of(readable, BLOCKS, BLOCK, paged_kv)),
     }
     try:
         import transformers
@@ -275,16 +280,16 @@ def systems(config: LLMConfig, weights: dict, pages: FastPages) -> dict[str, Sys
         print("without HF transformers, which this environment does not have", file=sys.stderr)
         return found
     transformers.utils.logging.set_verbosity_error()
-    model = hf_model(config, weights)
+    model = hf_model(fast.config, weights)
     return found | {STATIC: hf_static(model), CONTINUOUS: hf_continuous(model)}
 
 
-def measure(name: str, found: dict[str, System], repeats: int, config: LLMConfig, machine: dict) -> list[dict]:
+def measure(name: str, found: dict[str, System], repeats: int, model: LLM, machine: dict) -> list[dict]:
     """A row for each system on one workload."""
     work, runs = workload(name), []
     for number in range(repeats):
         runs.append([])
-        for kind, rate in (("bandwidth", bandwidth()), ("matmul_rate", matmul_rate())):
+        for kind, rate in (("bandwidth", bandwidth(model)), ("matmul_rate", matmul_rate(model))):
             machine[kind] = max(rate, machine.get(kind, 0.0))
         for label, run in found.items():
             runs[-1].append(run(work))
@@ -304,7 +309,7 @@ def measure(name: str, found: dict[str, System], repeats: int, config: LLMConfig
         }
         if served is not None:
             row["steps"] = len(served.steps)
-            row["of_limit"] = run_limit(config, served, machine) / statistics.median(times)
+            row["of_limit"] = run_limit(model, served, machine) / statistics.median(times)
         if name == "w32" and label in TARGETS:
             row["within_target"] = row["ratio"] >= TARGETS[label]
         rows.append(row)
@@ -317,22 +322,24 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--only", nargs="+", default=[""], help="of the other systems those with this in their name")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     try:
-        config, weights = smollm.load()
+        config, weights = smollm.load(torch.float32 if args.device == "cpu" else torch.bfloat16, args.device)
     except CourseError as error:
         print(error, file=sys.stderr)
         return 2
-    pages = FastPages.of(config, BLOCKS, BLOCK)
-    found = systems(config, weights, pages)
+    model = FastLLM(config, weights)
+    pages = fast_pages(model, BLOCKS, BLOCK)
+    found = systems(model, pages, weights)
     found = {name: run for name, run in found.items() if name == ENGINE or any(w in name for w in args.only)}
     machine: dict[str, float] = {}
     for run in found.values():
         run(WARM_UP)
-    rows = [row for name in args.workloads for row in measure(name, found, args.repeats, config, machine)]
-    step = steps(config, FastLLM(config, weights), pages, machine)
+    rows = [row for name in args.workloads for row in measure(name, found, args.repeats, model, machine)]
+    step = steps(model, pages, machine)
     figures = {"machine": machine, "threads": args.threads, "load": os.getloadavg()[0], "rows": rows, "step": step}
     print(json.dumps(figures, indent=2) if args.json else table(figures))
     return 0 if all(row.get("within_target", True) for row in [*rows, step]) else 1

@@ -4,7 +4,7 @@ Counts of a request: a prompt of P tokens and an answer of n tokens take n steps
 first token). The last token is never fed back, so at most P + n - 1 tokens are in the KV cache.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from servelab.kv import OutOfBlocks
@@ -103,6 +103,11 @@ class FlatBatch:
     context_lens: list[int]
     slot_mapping: "Tensor"
     block_tables: "Tensor"
+
+    def to(self, device) -> "FlatBatch":
+        """The same batch with its tensors on a device."""
+        names = ("tokens", "positions", "slot_mapping", "block_tables")
+        return replace(self, **{name: getattr(self, name).to(device) for name in names})
 
 
 @dataclass(eq=False)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from servelab.llm import LLM, LLMConfig, fast_attention, smollm, thread
-from servelab.llm.fast_attention import FastPages
+from servelab.llm.fast_attention import fast_pages
 from servelab.llm.fast_model import FastLLM
 from servelab.llm.generate import greedy
 from servelab.llm.kv import ContiguousKV, Pages
@@ -68,7 +68,7 @@ def test_without_the_sparse_product_the_attention_is_the_same(monkeypatch):
     torch.manual_seed(0)
     arguments = step(Random(0), 6, 2, 5, 2)
     want = fast_attention.paged_attention(*arguments)
-    monkeypatch.setattr(fast_attention, "has_sparse", lambda: False)
+    monkeypatch.setattr(fast_attention, "has_sparse", lambda device, dtype: False)
     torch.testing.assert_close(fast_attention.paged_attention(*arguments), want, rtol=1e-12, atol=1e-12)
 
 
@@ -91,7 +91,9 @@ def random_weights(dtype):
     }
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-4)])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-4), (torch.bfloat16, 0.1)]
+)
 def test_the_fast_model_computes_what_the_readable_one_does(dtype, tolerance):
     torch.manual_seed(0)
     weights = random_weights(dtype)
@@ -105,8 +107,8 @@ def test_the_fast_model_computes_what_the_readable_one_does(dtype, tolerance):
 def test_fast_pages_hold_what_pages_hold():
     torch.manual_seed(0)
     model = LLM(CONFIG, random_weights(torch.float64))
-    slow = Pages.empty(CONFIG, 8, BLOCK, paged_kv, torch.float64)
-    fast = FastPages.of(CONFIG, 8, BLOCK, torch.float64)
+    slow = Pages.of(model, 8, BLOCK, paged_kv)
+    fast = fast_pages(model, 8, BLOCK)
     tables = torch.tensor([[3, 1, -1], [2, 0, 5]])
     slots = torch.tensor([*range(12, 16), 4, *range(8, 12), *range(4), 20])
     places = torch.tensor([*range(5), *range(9)])
@@ -125,10 +127,9 @@ def test_served_with_the_fast_parts_answers_are_those_of_the_plain_loop(num_bloc
     want = thread.plain_loop(LLM(CONFIG, weights), prompts)
     kv = PagedKV(paged_kv.BlockAllocator(num_blocks, BLOCK))
     scheduler = continuous_batching.ChunkedScheduler(SchedulerConfig(3, budget, eos_token_id=thread.NO_EOS), kv)
-    pages = FastPages.of(CONFIG, num_blocks, BLOCK, torch.float64)
-    got, _ = thread.batched(
-        FastLLM(CONFIG, weights), scheduler, continuous_batching.flatten_batch, kv, pages, prompts, want
-    )
+    model = FastLLM(CONFIG, weights)
+    pages = fast_pages(model, num_blocks, BLOCK)
+    got, _ = thread.batched(model, scheduler, continuous_batching.flatten_batch, kv, pages, prompts, want)
     assert got == want
 
 

@@ -6,8 +6,8 @@ where the contexts lie.
 Requests with one new token are computed together, and their contexts are not copied. Take all keys of the cache as one
 matrix: a score for each of them, and for each query, would be a product of two matrices, of which only the places that
 the block tables name are wanted. That is PyTorch's ``sampled_addmm``, whose sparse pattern the block tables are. The
-weighted sum of the values, picked by the same numbers, is an ``embedding_bag``. Pieces of prompts have queries enough
-to pay for a copy of their context, and are computed one by one.
+weighted sum of the values, picked by the same numbers, is an ``embedding_bag``. Where that product is missing, and on
+a GPU, contexts are copied. Pieces of prompts have queries enough to pay for a copy, and are computed one by one.
 """
 
 import functools
@@ -15,14 +15,13 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from types import SimpleNamespace
 
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag, scaled_dot_product_attention
 
 from servelab.llm.kv import PagedStep, Pages
-from servelab.llm.model import LLMConfig
+from servelab.llm.model import LLM
 from servelab.serving import FlatBatch
 
 PART_COST = 256  # padding, in tokens, that costs as much as one more softmax
@@ -30,31 +29,34 @@ PART_COST = 256  # padding, in tokens, that costs as much as one more softmax
 
 @dataclass(frozen=True)
 class Decodes:
-    """The requests with one query token, from the shortest context to the longest, in parts of like lengths.
+    """The requests with one query token, in parts of like context lengths.
 
     Parameters
     ----------
-    rows : Tensor [B], int64
-        Their query tokens in the flat batch.
-    scores : Tensor [B * Hq, slots * Hkv], sparse CSR
-        The pattern: for each query head the keys in its context, padded with keys of its own to its part's longest.
-        The values are 0, and minus infinity at padding.
+    scores : Tensor [B * Hq, rows], sparse CSR
+        Its pattern: for each query head the keys in its context, padded with one of its own keys to its part's longest.
+        The values are overwritten in every layer.
     columns, starts : Tensor, int32
         The pattern's columns, and where each row of it begins.
+    padding : Tensor, int64
+        Which of the values are padding.
     parts : tuple of (int, int)
         Of each part the query heads and the longest context.
     """
 
-    rows: Tensor
     scores: Tensor
     columns: Tensor
     starts: Tensor
+    padding: Tensor
     parts: tuple[tuple[int, int], ...]
 
-    def attend(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, scale: float) -> Tensor:
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
         """The attention of the query tokens ``q`` [B, Hq, D], in the same shape."""
-        keys, values = (cache.view(-1, q.shape[-1]) for cache in (k_cache, v_cache))
-        scores = torch.sparse.sampled_addmm(self.scores, q.reshape(-1, q.shape[-1]), keys.t(), alpha=scale).values()
+        rows = q.reshape(-1, q.shape[-1])
+        torch.sparse.sampled_addmm(self.scores, rows, keys.t(), beta=0, alpha=scale, out=self.scores)
+        scores = self.scores.values()
+        if len(self.padding):
+            scores.index_fill_(0, self.padding, -torch.inf)
         sizes = [heads * longest for heads, longest in self.parts]
         for part, (_, longest) in zip(scores.split(sizes), self.parts, strict=True):
             part = part.view(-1, longest)
@@ -63,53 +65,91 @@ class Decodes:
 
 
 @dataclass(frozen=True)
+class Gathered:
+    """Requests with one query token, whose contexts are copied side by side: on a GPU, and without the sparse product.
+
+    Parameters
+    ----------
+    rows : Tensor [B, Hkv, S], int64
+        Where the keys and values of their contexts lie, padded with one of their own to the longest.
+    mask : Tensor [B, 1, 1, S], bool
+        What is not padding.
+    """
+
+    rows: Tensor
+    mask: Tensor
+
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+        """The attention of the query tokens ``q`` [B, Hq, D], in the same shape."""
+        k, v = (x.index_select(0, self.rows.flatten()).view(*self.rows.shape, -1) for x in (keys, values))
+        grouped = q.unflatten(1, (self.rows.shape[1], -1))
+        return scaled_dot_product_attention(grouped, k, v, attn_mask=self.mask, scale=scale).flatten(1, 2)
+
+
+@dataclass(frozen=True)
 class Chunk:
     """One request with several query tokens.
 
     Parameters
     ----------
-    rows : slice
-        Its query tokens in the flat batch.
-    slots : Tensor [S], int64
+    rows : Tensor [Hkv, S], int64
         Where the keys and values of its context lie.
     mask : Tensor [Q, S], bool
         Where a query token may look.
     """
 
-    rows: slice
-    slots: Tensor
+    rows: Tensor
     mask: Tensor
 
-    def attend(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, scale: float) -> Tensor:
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
         """The attention of the query tokens ``q`` [Q, Hq, D], in the same shape."""
-        k, v = (cache.flatten(0, 1).index_select(0, self.slots).transpose(0, 1)[None] for cache in (k_cache, v_cache))
+        k, v = (x.index_select(0, self.rows.flatten()).view(1, *self.rows.shape, -1) for x in (keys, values))
         out = scaled_dot_product_attention(
             q.transpose(0, 1)[None], k, v, attn_mask=self.mask, scale=scale, enable_gqa=True
         )
         return out[0].transpose(0, 1)
 
 
-class Contexts:
-    """Where the contexts of a step lie: the same in every layer. ``shape`` is the cache's."""
+Piece = Decodes | Gathered | Chunk
 
-    def __init__(self, batch: FlatBatch, shape: Sequence[int], num_heads: int, dtype: torch.dtype):
-        first = [0, *accumulate(batch.query_lens)]
-        single = [i for i, query in enumerate(batch.query_lens) if query == 1 and has_sparse()]
-        single.sort(key=lambda i: batch.context_lens[i])
-        self.decodes = _decodes(batch, single, first, shape, num_heads, dtype) if single else None
-        taken = set(single)
-        self.chunks = [
-            _chunk(batch, i, slice(*rows), shape[1]) for i, rows in enumerate(pairwise(first)) if i not in taken
-        ]
+
+class Contexts:
+    """Where the contexts of a step lie in a cache: the same in every layer."""
+
+    def __init__(self, batch: FlatBatch, cache: Tensor, num_heads: int):
+        starts = [0, *accumulate(batch.query_lens)]
+        decodes: list[int] = []
+        chunks: list[Chunk] = []
+        for i, query in enumerate(batch.query_lens):
+            if query == 1:
+                decodes.append(i)
+            else:
+                chunks.append(_chunk(batch, i, cache))
+        parts = split(sorted(batch.context_lens[i] for i in decodes))
+        if len(parts) > 1:
+            decodes.sort(key=lambda i: batch.context_lens[i])
+        places = [_places(batch, [decodes[n] for n in part], cache) for part in parts if part]
+        if places and has_sparse(cache.device.type, cache.dtype):
+            self.pieces: list[Piece] = [_decodes(places, cache, num_heads), *chunks]
+            self.sizes = [len(decodes)]
+        else:
+            self.pieces = [*(Gathered(rows, mask[:, None, None]) for rows, mask in places), *chunks]
+            self.sizes = [len(rows) for rows, _ in places]
+        self.sizes += [len(chunk.mask) for chunk in chunks]
+        taken, order = set(decodes), [starts[i] for i in decodes]
+        for i, (start, end) in enumerate(pairwise(starts)):
+            order += [] if i in taken else range(start, end)
+        self.order = None if order == list(range(len(order))) else torch.tensor(order, device=cache.device)
+        self.back = None if self.order is None else self.order.argsort()
 
     def attend(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, scale: float) -> Tensor:
         """The attention of the flat batch ``q`` [T, Hq, D]."""
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        if self.decodes:
-            out[self.decodes.rows] = self.decodes.attend(q[self.decodes.rows], k_cache, v_cache, scale)
-        for chunk in self.chunks:
-            out[chunk.rows] = chunk.attend(q[chunk.rows], k_cache, v_cache, scale)
-        return out
+        keys, values = matrix(k_cache), matrix(v_cache)
+        if self.order is not None:
+            q = q.index_select(0, self.order)
+        pieces = zip(q.split(self.sizes), self.pieces, strict=True)
+        out = torch.cat([piece.attend(rows, keys, values, scale) for rows, piece in pieces])
+        return out if self.back is None else out.index_select(0, self.back)
 
 
 def split(contexts: Sequence[int]) -> list[range]:
@@ -122,35 +162,49 @@ def split(contexts: Sequence[int]) -> list[range]:
     return [range(end), *reversed(parts)]
 
 
-def _decodes(
-    batch: FlatBatch, requests: list[int], first: list[int], shape: Sequence[int], num_heads: int, dtype: torch.dtype
-) -> Decodes:
-    device, group = batch.block_tables.device, num_heads // shape[2]
-    heads = torch.arange(shape[2], device=device).repeat_interleave(group)[:, None]
-    parts, columns, scores, lengths = [], [], [], []
-    for part in split([batch.context_lens[i] for i in requests]):
-        members = [requests[n] for n in part]
-        contexts = torch.tensor([batch.context_lens[i] for i in members], device=device)[:, None]
-        longest = batch.context_lens[members[-1]]
-        places = torch.arange(longest, device=device)
-        slots = _slots(batch.block_tables[members], places.minimum(contexts - 1), shape[1])  # padding is never NaN
-        padding = torch.zeros(slots.shape, dtype=dtype, device=device).masked_fill(places >= contexts, -torch.inf)
-        columns.append((slots[:, None] * shape[2] + heads).flatten())
-        scores.append(padding[:, None].expand(-1, num_heads, -1).flatten())
-        parts.append((len(part) * num_heads, longest))
-        lengths += [longest] * parts[-1][0]
-    starts = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
-    flat, size = torch.cat(columns).to(torch.int32), (len(lengths), shape[0] * shape[1] * shape[2])
-    pattern = torch.sparse_csr_tensor(starts, flat, torch.cat(scores), size, check_invariants=False)
-    rows = torch.tensor([first[i] for i in requests], device=device)
-    return Decodes(rows, pattern, flat, starts[:-1].clone(), tuple(parts))
+def matrix(cache: Tensor) -> Tensor:
+    """The keys of a cache [blocks, block_size, Hkv, D] as the rows of a matrix, in whatever order they lie."""
+    last = sum((size - 1) * stride for size, stride in zip(cache.shape[:3], cache.stride()[:3], strict=True))
+    width = cache.shape[3]
+    return cache.as_strided((last // width + 1, width), (width, 1))
 
 
-def _chunk(batch: FlatBatch, request: int, rows: slice, block_size: int) -> Chunk:
+def rows_of(slots: Tensor, cache: Tensor) -> Tensor:
+    """The rows of `matrix` where slots [..] of a cache are, for each KV head: [.., Hkv]."""
+    blocks, places, heads = (stride // cache.shape[3] for stride in cache.stride()[:3])
+    first = slots // cache.shape[1] * blocks + slots % cache.shape[1] * places
+    return first[..., None] + torch.arange(cache.shape[2], device=slots.device) * heads
+
+
+def _places(batch: FlatBatch, requests: Sequence[int], cache: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the contexts of requests lie, [B, Hkv, S], padded to the longest; and what is not padding, [B, S]."""
+    lengths = [batch.context_lens[i] for i in requests]
+    contexts = torch.tensor(lengths, device=cache.device)[:, None]
+    places = torch.arange(max(lengths), device=cache.device)
+    slots = _slots(batch.block_tables[requests], places.minimum(contexts - 1), cache.shape[1])  # padding is never NaN
+    return rows_of(slots, cache).transpose(1, 2), places < contexts
+
+
+def _decodes(places: Sequence[tuple[Tensor, Tensor]], cache: Tensor, num_heads: int) -> Decodes:
+    columns, padding, parts, lengths = [], [], [], []
+    for rows, mask in places:
+        columns.append(rows.repeat_interleave(num_heads // cache.shape[2], dim=1).flatten())
+        padding.append(~mask[:, None].expand(-1, num_heads, -1).flatten())
+        parts.append((len(mask) * num_heads, mask.shape[1]))
+        lengths += [mask.shape[1]] * parts[-1][0]
+    starts = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+    flat, shape = torch.cat(columns).to(torch.int32), (len(lengths), len(matrix(cache)))
+    pattern = torch.sparse_csr_tensor(
+        starts, flat, torch.zeros(len(flat), dtype=cache.dtype), shape, check_invariants=False
+    )
+    return Decodes(pattern, flat, starts[:-1].clone(), torch.cat(padding).nonzero()[:, 0], tuple(parts))
+
+
+def _chunk(batch: FlatBatch, request: int, cache: Tensor) -> Chunk:
     device, context, queries = batch.block_tables.device, batch.context_lens[request], batch.query_lens[request]
-    slots = _slots(batch.block_tables[request], torch.arange(context, device=device), block_size)
+    slots = _slots(batch.block_tables[request], torch.arange(context, device=device), cache.shape[1])
     mask = torch.ones(queries, context, dtype=torch.bool, device=device).tril(context - queries)
-    return Chunk(rows, slots, mask)
+    return Chunk(rows_of(slots, cache).t(), mask)
 
 
 def _slots(tables: Tensor, places: Tensor, block_size: int) -> Tensor:
@@ -158,15 +212,15 @@ def _slots(tables: Tensor, places: Tensor, block_size: int) -> Tensor:
 
 
 @functools.cache
-def has_sparse() -> bool:
-    """Whether this build of PyTorch has the sparse product; without it, decodes are computed one by one."""
-    one = torch.ones(1, 1)
+def has_sparse(device: str, dtype: torch.dtype) -> bool:
+    """Whether the sparse product is there, and worth it: on a CPU, unless this build of PyTorch lacks it."""
+    one = torch.ones(1, 1, dtype=dtype)
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # PyTorch calls all of CSR "beta"
         try:
             torch.sparse.sampled_addmm(one.to_sparse_csr(), one, one)
         except RuntimeError:
             return False
-    return True
+    return device == "cpu"
 
 
 def write_kv(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, slot_mapping: Tensor) -> None:
@@ -174,8 +228,13 @@ def write_kv(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, slot_mappin
     if (slot_mapping < 0).any():
         tokens = slot_mapping >= 0
         k, v, slot_mapping = k[tokens], v[tokens], slot_mapping[tokens]
-    for cache, rows in ((k_cache, k), (v_cache, v)):
-        cache.view(-1, *cache.shape[2:]).index_copy_(0, slot_mapping, rows)
+    write_rows(k_cache, v_cache, k, v, rows_of(slot_mapping, k_cache).flatten())
+
+
+def write_rows(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, rows: Tensor) -> None:
+    """Write the keys and values [T, Hkv, D] of new tokens into the rows [T * Hkv] of the caches."""
+    matrix(k_cache).index_copy_(0, rows, k.flatten(0, 1))
+    matrix(v_cache).index_copy_(0, rows, v.flatten(0, 1))
 
 
 def paged_attention(
@@ -190,28 +249,21 @@ def paged_attention(
     """As unit 03's: causal attention of a flat batch over a paged KV cache."""
     nothing = torch.empty(0, dtype=torch.int64)
     batch = FlatBatch(nothing, nothing, query_lens, context_lens, nothing, block_tables)
-    return Contexts(batch, k_cache.shape, q.shape[1], q.dtype).attend(q, k_cache, v_cache, scale)
+    return Contexts(batch, k_cache, q.shape[1]).attend(q, k_cache, v_cache, scale)
 
 
 @dataclass(frozen=True)
 class FastPages(Pages):
     """Pages with the functions of this module, which look at a step's block tables once and not once a layer.
 
-    For float32 and float64.
+    Within a block, all keys of one head lie together.
     """
 
     num_heads: int
 
-    @classmethod
-    def of(cls, config: LLMConfig, num_blocks: int, block_size: int, dtype=torch.float32, device="cpu") -> "FastPages":
-        """Caches for a rank's heads."""
-        unit = SimpleNamespace(write_kv=write_kv, paged_attention=paged_attention)
-        caches = Pages.empty(config, num_blocks, block_size, unit, dtype, device).caches
-        return cls(caches, write_kv, paged_attention, config.num_heads)
-
     def bind(self, batch: FlatBatch) -> "FastStep":
         """The pages as the KV of one step."""
-        return FastStep(self, batch)
+        return FastStep(self, batch.to(self.caches[0][0].device))
 
 
 @dataclass(frozen=True)
@@ -221,12 +273,22 @@ class FastStep(PagedStep):
     pages: FastPages
 
     @functools.cached_property
+    def rows(self) -> Tensor:
+        return rows_of(self.batch.slot_mapping, self.pages.caches[0][0]).flatten()
+
+    @functools.cached_property
     def contexts(self) -> Contexts:
-        k_cache, _ = self.pages.caches[0]
-        return Contexts(self.batch, k_cache.shape, self.pages.num_heads, k_cache.dtype)
+        return Contexts(self.batch, self.pages.caches[0][0], self.pages.num_heads)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         k_cache, v_cache = self.pages.caches[layer]
-        for cache, rows in ((k_cache, k), (v_cache, v)):
-            cache.flatten(0, 1).index_copy_(0, self.batch.slot_mapping, rows)
+        write_rows(k_cache, v_cache, k, v, self.rows)
         return self.contexts.attend(q, k_cache, v_cache, q.shape[-1] ** -0.5)
+
+
+def fast_pages(model: LLM, num_blocks: int, block_size: int) -> FastPages:
+    """Empty pages for a model, of its type and on its device."""
+    config = model.config
+    shape = (2, num_blocks, config.num_kv_heads, block_size, config.head_dim)
+    layers = [torch.zeros(shape, dtype=model.dtype, device=model.device) for _ in range(config.num_layers)]
+    return FastPages([tuple(kv.transpose(2, 3)) for kv in layers], write_kv, paged_attention, config.num_heads)

@@ -25,10 +25,8 @@ def greedy(model: LLM, prompt: Sequence[int], max_tokens: int) -> Iterator[int]:
         Token ids; the end-of-sequence token is the last one if it comes.
     """
     kv, new, position = ContiguousKV(), list(prompt), 0
-    device = model.weights["embedding"].device
     for _ in range(max_tokens):
-        positions = torch.arange(position, position + len(new), device=device)
-        hidden = model.forward(torch.tensor(new, device=device), positions, kv)
+        hidden = model.forward(torch.tensor(new), torch.arange(position, position + len(new)), kv)
         token = int(model.logits(hidden[-1]).argmax())
         yield token
         if token == model.config.eos_token_id:

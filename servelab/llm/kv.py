@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from servelab.llm.model import LLMConfig
+from servelab.llm.model import LLM, LLMConfig
 from servelab.serving import FlatBatch
 
 
@@ -56,16 +56,21 @@ class Pages:
 
     @classmethod
     def empty(
-        cls, config: LLMConfig, num_blocks: int, block_size: int, unit, dtype=torch.float32, device: str = "cpu"
+        cls, config: LLMConfig, num_blocks: int, block_size: int, unit, dtype=torch.float32, device="cpu"
     ) -> "Pages":
         """Caches for a rank's heads; ``unit`` has the two functions, as ``servelab.parts.paged_kv`` does."""
         shape = (2, num_blocks, block_size, config.num_kv_heads, config.head_dim)
         caches = [tuple(torch.zeros(shape, dtype=dtype, device=device)) for _ in range(config.num_layers)]
         return cls(caches, unit.write_kv, unit.paged_attention)
 
+    @classmethod
+    def of(cls, model: LLM, num_blocks: int, block_size: int, unit) -> "Pages":
+        """Empty caches for a model, of its type and on its device."""
+        return cls.empty(model.config, num_blocks, block_size, unit, model.dtype, model.device)
+
     def bind(self, batch: FlatBatch) -> "PagedStep":
-        """The pages as the KV of one step; ``batch`` is what unit 04's ``flatten_batch`` returns."""
-        return PagedStep(self, batch)
+        """The pages as the KV of one step; ``batch`` is what unit 04's ``flatten_batch`` returns, on any device."""
+        return PagedStep(self, batch.to(self.caches[0][0].device))
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,8 @@ class LLM:
 
     def __init__(self, config: LLMConfig, weights: Weights, comm: Communicator | None = None):
         self.config, self.weights, self.comm = config, weights, comm
-        half = torch.arange(0, config.head_dim, 2, device=weights["norm"].device, dtype=torch.float64)
+        self.device, self.dtype = weights["norm"].device, weights["norm"].dtype
+        half = torch.arange(0, config.head_dim, 2, device=self.device, dtype=torch.float64)
         self.frequencies = config.rope_theta ** (-half / config.head_dim)
 
     def forward(self, tokens: Tensor, positions: Tensor, kv: KV) -> Tensor:
@@ -89,7 +90,7 @@ class LLM:
         Parameters
         ----------
         tokens, positions : Tensor [T], int64
-            Token ids, and the place of each in its own request.
+            Token ids, and the place of each in its own request; on any device.
         kv : KV
             The KV memory, bound to this batch.
 
@@ -97,6 +98,7 @@ class LLM:
         -------
         Tensor [T, hidden_size]
         """
+        tokens, positions = tokens.to(self.device), positions.to(self.device)
         x, angles = self.weights["embedding"][tokens], self._angles(positions)
         for layer in range(self.config.num_layers):
             w = {name: self.weights[f"layers.{layer}.{name}"] for name in LAYER}
@@ -120,13 +122,14 @@ class LLM:
         return self.comm.all_reduce(x) if self.comm is not None and self.comm.size > 1 else x
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.config.rms_norm_eps) * weight
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))  # the sum of squares needs more than bfloat16's 8 bits
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.config.rms_norm_eps)
+        return (wide * scale).to(x.dtype) * weight
 
     def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine and sine of each token's rotations, [T, 1, head_dim / 2]."""
         angles = (positions[:, None] * self.frequencies)[:, None]
-        dtype = self.weights["norm"].dtype
-        return angles.cos().to(dtype), angles.sin().to(dtype)
+        return angles.cos().to(self.dtype), angles.sin().to(self.dtype)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
