@@ -9,7 +9,6 @@ from servelab.serving import SchedulerConfig
 from servelab.simulation import StaticBatches
 
 PAGED = ("BlockAllocator", "ForkableTable", "copy_blocks", "PrefixCache", "write_kv", "paged_attention")
-SPLIT = ("ColumnParallelLinear", "RowParallelLinear", "TensorParallelMLP", "my_heads")
 
 
 @pytest.fixture(autouse=True)
@@ -88,17 +87,20 @@ def test_a_wrong_flat_batch_is_seen(capsys):
 
 
 def test_tensor_parallel(capsys):
-    thread.tensor_parallel(*parts(tensor_parallel, SPLIT), collectives.ring_all_reduce)
-    end = "2 of 2 answers as in the plain loop, the same on all ranks; all-reduces: 80"
-    assert capsys.readouterr().out.splitlines() == [f"          TP=2: {end}", f"          TP=4: {end}"]
+    thread.tensor_parallel(tensor_parallel.DecoderLayer, collectives.ring_all_reduce)
+    end = "2 of 2 answers as in the plain loop, the same on all ranks; all-reduces:"
+    assert capsys.readouterr().out.splitlines() == [
+        f"          TP=1: {end} 0, weights of a layer: 2,432",
+        f"          TP=2: {end} 80, weights of a layer: 1,216",
+        f"          TP=4: {end} 80, weights of a layer: 672",
+    ]
 
 
-def test_a_missing_sum_is_seen(capsys):
-    column, row, mlp, heads = parts(tensor_parallel, SPLIT)
-
-    class Partial(row):
+def test_a_missing_sum_is_seen(capsys, monkeypatch):
+    class Partial(tensor_parallel.RowParallelLinear):
         def forward(self, x):
             return x @ self.weight.T
 
-    thread.tensor_parallel(column, Partial, mlp, heads, sizes=(2,))
+    monkeypatch.setattr(tensor_parallel, "RowParallelLinear", Partial)
+    thread.tensor_parallel(tensor_parallel.DecoderLayer, sizes=(2,))
     assert "0 of 2" in capsys.readouterr().out

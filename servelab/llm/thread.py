@@ -4,16 +4,17 @@ Everything runs in float64, so that no near-tie between two tokens decides.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from types import SimpleNamespace
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from servelab.llm.engine import workload
 from servelab.llm.generate import greedy
 from servelab.llm.kv import Pages
-from servelab.llm.model import LAYER, LLM, LLMConfig, Weights, load, rotate
+from servelab.llm.model import LAYER, LLM, LLMConfig, Weights, load
+from servelab.ranks.communicator import Communicator
 from servelab.serving import FlatBatch, PagedKV, Request
 
 NO_EOS = -1
@@ -230,77 +231,56 @@ def continuous_batching(flatten_batch: Callable, servers: Mapping[str, tuple[Cal
 # -- unit 06: the same layers over ranks
 
 
+def layer_weights(weights: Weights, layer: int) -> Weights:
+    """A layer's weights, by their names within it."""
+    return {name: weights[f"layers.{layer}.{name}"] for name in LAYER}
+
+
 class LayeredLLM(LLM):
-    """The model with the tensor-parallel layers of unit 06 in it, each made from the whole weights.
+    """The model with the decoder layers of unit 06 in it, each made from its whole weights on every rank."""
 
-    ``unit`` has ``ColumnParallelLinear``, ``RowParallelLinear``, ``TensorParallelMLP`` and ``my_heads``.
-    """
-
-    def __init__(self, config: LLMConfig, weights: Weights, comm, unit):
+    def __init__(self, config: LLMConfig, weights: Weights, comm: Communicator, DecoderLayer: Callable):
         super().__init__(config, weights)
-        _, heads = unit.my_heads(config.num_heads, config.num_kv_heads, comm.rank, comm.size)
-        rows = slice(heads.start * config.head_dim, heads.stop * config.head_dim)
-        self.layers = []
-        for layer in range(config.num_layers):
-            w = {name: weights[f"layers.{layer}.{name}"] for name in LAYER}
-            q, o = unit.ColumnParallelLinear(w["q"], None, comm), unit.RowParallelLinear(w["o"], None, comm)
-            self.layers.append((q, w["k"][rows], w["v"][rows], o))
-        self.mlps = [
-            unit.TensorParallelMLP(*(weights[f"layers.{layer}.{name}"] for name in ("gate", "up", "down")), comm)
-            for layer in range(config.num_layers)
-        ]
+        self.layers = [DecoderLayer(config, layer_weights(weights, n), comm) for n in range(config.num_layers)]
+
+    def inputs(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """What the first layer gets of a step: the embeddings, and cosine and sine of the rotations."""
+        return self.weights["embedding"][tokens], self._angles(positions)
 
     def forward(self, tokens: Tensor, positions: Tensor, kv) -> Tensor:
-        x, angles = self.weights["embedding"][tokens], self._angles(positions)
-        for layer, mlp in enumerate(self.mlps):
-            x = x + self._attention(layer, {}, self._norm(x, self.weights[f"layers.{layer}.attn_norm"]), angles, kv)
-            x = x + mlp(self._norm(x, self.weights[f"layers.{layer}.mlp_norm"]))
+        x, angles = self.inputs(tokens, positions)
+        for number, layer in enumerate(self.layers):
+            x = layer(x, angles, partial(kv.attend, number))
         return self._norm(x, self.weights["norm"])
-
-    def _attention(self, layer: int, w: Weights, x: Tensor, angles: tuple[Tensor, Tensor], kv) -> Tensor:
-        column, k_rows, v_rows, row = self.layers[layer]
-        q, k, v = (
-            y.unflatten(-1, (-1, self.config.head_dim)) for y in (column(x), linear(x, k_rows), linear(x, v_rows))
-        )
-        return row(kv.attend(layer, rotate(q, *angles), rotate(k, *angles), v).flatten(-2))
 
 
 def tensor_parallel(
-    ColumnParallelLinear: type,
-    RowParallelLinear: type,
-    TensorParallelMLP: type,
-    my_heads: Callable,
-    all_reduce: Callable | None = None,
-    sizes: Sequence[int] = (2, 4),
+    DecoderLayer: Callable, all_reduce: Callable | None = None, sizes: Sequence[int] = (1, 2, 4)
 ) -> None:
-    """Run the tiny model with the layers of unit 06 on simulated ranks and print how the answers compare.
+    """Run the tiny model with a layer of unit 06 on simulated ranks and print how the answers compare.
 
     Parameters
     ----------
-    ColumnParallelLinear, RowParallelLinear, TensorParallelMLP, my_heads
-        The parts of unit 06.
+    DecoderLayer : callable
+        The learner's.
     all_reduce : callable, optional
         A function of one's own, as `servelab.ranks.communicator.Communicator` takes it.
     sizes : sequence of int
         Numbers of ranks.
     """
     from servelab.ranks import SimCluster
-    from servelab.ranks.communicator import Communicator
 
-    unit = SimpleNamespace(
-        ColumnParallelLinear=ColumnParallelLinear,
-        RowParallelLinear=RowParallelLinear,
-        TensorParallelMLP=TensorParallelMLP,
-        my_heads=my_heads,
-    )
     model, prompts = tiny_model(), tiny_prompts(2)
     want = plain_loop(model, prompts)
 
-    def on_a_rank() -> Answers:
-        return plain_loop(LayeredLLM(model.config, model.weights, Communicator(all_reduce=all_reduce), unit), prompts)
+    def on_a_rank() -> tuple[Answers, int]:
+        mine = LayeredLLM(model.config, model.weights, Communicator(all_reduce=all_reduce), DecoderLayer)
+        matrices = sum(p.numel() for p in mine.layers[0].parameters() if p.dim() > 1)
+        return plain_loop(mine, prompts), matrices
 
     for size in sizes:
         run = SimCluster(size).run(on_a_rank)
-        same = "" if all(value == run.values[0] for value in run.values) else "not "
-        note = f", {same}the same on all ranks; all-reduces: {len(run.collectives(0))}"
-        report(f"TP={size}", run.values[0], want, note)
+        answers, held = run.values[0]
+        same = "" if all(other == answers for other, _ in run.values) else "not "
+        note = f", {same}the same on all ranks; all-reduces: {len(run.collectives(0))}, weights of a layer: {held:,}"
+        report(f"TP={size}", answers, want, note)

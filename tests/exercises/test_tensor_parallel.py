@@ -1,8 +1,10 @@
 """Unit 06: the reference is the dense layer, cut; and the figures of its text come out of it."""
 
+from dataclasses import replace
 from functools import cache
 from random import Random
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -326,3 +328,29 @@ def test_layers_on_a_gpu():
 
     for y in Cluster(2, backend="gloo").run(two_layers).values:
         assert_close(y, two_layers(), 1e-12)
+
+
+def test_a_decoder_layer_is_the_models_own():
+    """On 1, 2 and 4 ranks, with the elements that the text's table has."""
+    from servelab.llm import LLM, thread
+    from servelab.llm.kv import ContiguousKV
+
+    whole = thread.tiny_model()
+    table = zip(probes_of("token_exact", PUBLIC_SEED), (1, 2, 4), (176_128, 88_064, 46_080), (64, 32, 32), strict=False)
+    for probe, size, matrices, kv in table:
+        tokens, own = torch.tensor(probe.challenge["tokens"]), f"layers.{probe.challenge['layer']}."
+        weights = {name.replace(own, "layers.0."): w for name, w in whole.weights.items()} | {
+            "norm": torch.ones(128).double()
+        }
+        one = LLM(replace(whole.config, num_layers=1), weights)
+        want = one.forward(tokens, torch.arange(5), ContiguousKV())
+        assert len(probe.expected["ranks"]) == size
+        for made in (rank["made"] for rank in probe.expected["ranks"]):
+            got = torch.tensor(
+                np.concatenate([decode_array(made[step]) for step in ("the prompt", "the token after it")])
+            )
+            assert torch.allclose(F.rms_norm(got, (128,), eps=whole.config.rms_norm_eps), want, rtol=1e-9, atol=1e-9)
+            assert made["elements of the matrices"] == matrices
+            assert made["elements of keys and values"] == 5 * kv
+        sent = probe.expected["ranks"][0]["calls"].get("forward", [])
+        assert sum(call[1] for call in sent) == (2 * 640 if size > 1 else 0)

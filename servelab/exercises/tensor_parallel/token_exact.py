@@ -1,0 +1,188 @@
+"""Check of a decoder layer over ranks: alone, and as the layers of the tiny model, whose tokens must not change.
+
+All runs are in float64. What is right comes from `expected` alone: values and counts of the reference's ranks, and the
+tokens of the plain loop over one request.
+"""
+
+from collections import Counter
+from functools import partial
+from random import Random
+from typing import Any
+
+from servelab.exercise import Case, CaseSpec
+from servelab.exercises.tensor_parallel import _ranks as ranks
+from servelab.plain import close
+
+ANSWERS = ("DecoderLayer",)
+ALONE, SPLIT, COPIED = "a layer on one rank", "KV heads split over the ranks", "KV heads replicated"
+HELD, KEPT = "holds its part of the matrices", "keys and values of its own heads"
+CALLS, GROUP = "two all-reduces a layer", "within its own group"
+TP2, TP4 = "the plain loop's tokens, TP=2", "the plain loop's tokens, TP=4"
+CASES = (
+    CaseSpec(ALONE, hint=2),
+    CaseSpec(SPLIT, hint=1),
+    CaseSpec(COPIED, hint=1),
+    CaseSpec(HELD, hint=1),
+    CaseSpec(KEPT, hint=1),
+    CaseSpec(CALLS, hint=3, weight=2),
+    CaseSpec(GROUP, hint=3),
+    CaseSpec(TP2, hint=3, weight=3),
+    CaseSpec(TP4, hint=3, weight=3),
+)
+MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
+STEPS = ("the prompt", "the token after it")
+MATRIX_ELEMENTS, KV_ELEMENTS = "elements of the matrices", "elements of keys and values"
+PHASES = {"before": "in the constructor", "forward": "in all steps"}
+VERBS = ("What is ", "Explain ", "Why is there ", "When is there ")
+NOUNS = ("a block table", "a KV cache", "a rank", "a prefill", "an all-reduce", "a batch")
+MAX_TOKENS = 6
+
+
+def challenges(rng: Random) -> list[dict]:
+    """One layer of the tiny model on more and more ranks; then two groups at the same time; then all of the model."""
+    made: list[dict] = [_layer(rng, case, size) for case, size in ((ALONE, 1), (SPLIT, 2), (COPIED, 4))]
+    made.append(_layer(rng, GROUP, 2) | {"groups": [[0, 2], [1, 3]]})
+    for case, size in ((TP2, 2), (TP4, 4)):
+        made.append({"case": case, "ranks": size, "prompt": _prompt(rng), "max_tokens": MAX_TOKENS})
+    return made
+
+
+def _prompt(rng: Random) -> list[int]:
+    return list((rng.choice(VERBS) + rng.choice(NOUNS)).encode())
+
+
+def _layer(rng: Random, case: str, size: int) -> dict:
+    return {"case": case, "ranks": size, "layer": rng.randrange(2), "tokens": _prompt(rng)[-5:]}
+
+
+def drive(challenge: dict, DecoderLayer) -> dict:
+    from servelab.llm import thread
+    from servelab.llm.generate import greedy
+
+    whole = thread.tiny_model()
+    if "layer" in challenge:
+        return ranks.drive(challenge, _one_layer, DecoderLayer, whole)
+    made = ranks.drive(challenge, _all_layers, DecoderLayer, whole)
+    return made | {"plain loop": list(greedy(whole, challenge["prompt"], challenge["max_tokens"]))}
+
+
+def _one_layer(challenge: dict, comm: Any, decoder_layer: Any, whole: Any) -> dict:
+    """Two steps: all tokens but the last one, then that one, with the KV memory of the first."""
+    import torch
+
+    from servelab.llm import thread
+
+    weights = thread.layer_weights(whole.weights, challenge["layer"])
+    given = {name: weights[name].clone() for name in MATRICES}
+    layer = decoder_layer(whole.config, weights | given, comm)
+    kept = ranks.kept([layer], given)
+    model, kv = thread.LayeredLLM(whole.config, whole.weights, comm, lambda *_: layer), _watched()
+    tokens, made = torch.tensor(challenge["tokens"]), {}
+    ranks.mark("forward")
+    for name, span in zip(STEPS, torch.arange(len(tokens)).split(len(tokens) - 1), strict=True):
+        x, angles = model.inputs(tokens[span], span)
+        with torch.no_grad():
+            made[name] = ranks.returned("forward", layer(x, angles, partial(kv.attend, 0)))
+    return made | {MATRIX_ELEMENTS: _held([layer]), ranks.MEMORY: kept, KV_ELEMENTS: kv.elements}
+
+
+def _all_layers(challenge: dict, comm: Any, decoder_layer: Any, whole: Any) -> dict:
+    """The answer of the model with the learner's layers in it, by the same loop."""
+    from servelab.llm import thread
+    from servelab.llm.generate import greedy
+
+    model = thread.LayeredLLM(whole.config, whole.weights, comm, decoder_layer)
+    ranks.mark("forward")
+    tokens = list(greedy(model, challenge["prompt"], challenge["max_tokens"]))
+    return {"tokens": tokens, MATRIX_ELEMENTS: _held(model.layers)}
+
+
+def _watched() -> Any:
+    """The KV memory of one request, which counts the elements of the keys and values that it is given."""
+    from servelab.llm.kv import ContiguousKV
+
+    class Watched(ContiguousKV):
+        elements = 0
+
+        def attend(self, layer: int, q: Any, k: Any, v: Any) -> Any:
+            self.elements += k.numel() + v.numel()
+            return super().attend(layer, q, k, v)
+
+    return Watched()
+
+
+def _held(layers: list) -> int:
+    """Elements of the matrices that layers hold: a norm's weight is whole on every rank, and may be the given one."""
+    tensors = [t for layer in layers for t in (*layer.parameters(), *layer.buffers()) if t.dim() > 1]
+    return sum(
+        {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() // t.element_size() for t in tensors}.values()
+    )
+
+
+def judge(challenge: dict, transcript: dict, expected: dict) -> list[Case]:
+    """Everything is determined: a rank's values and tokens, its elements and what it sends."""
+    case = challenge["case"]
+    others = {TP2: [HELD, CALLS], TP4: [HELD, CALLS], GROUP: []}.get(case, [HELD, KEPT, CALLS])
+    if "failed" in transcript:
+        return ranks.failed(transcript, [case, *others])
+    about = {HELD: [MATRIX_ELEMENTS], KEPT: [KV_ELEMENTS]}
+    if "layer" in challenge:
+        about |= {case: list(STEPS), HELD: [MATRIX_ELEMENTS, ranks.MEMORY]}
+    values = [] if "layer" in challenge else [_judge_tokens(case, transcript, expected)]
+    values += [ranks.compare(name, transcript, expected, about[name]) for name in (case, *others) if name in about]
+    return values + ([_judge_calls(transcript, expected)] if CALLS in others else [])
+
+
+def _judge_calls(transcript: dict, expected: dict) -> Case:
+    """What is sent in a step, or before the first one, in any order."""
+    for rank, (mine, right) in enumerate(zip(transcript["ranks"], expected["ranks"], strict=True)):
+        for phase, when in PHASES.items():
+            sent, wanted = (sorted(made["calls"].get(phase, [])) for made in (mine, right))
+            if sent != wanted:
+                problem = f"rank {rank}, {when}: expected {_counted(wanted)}; got {_counted(sent)}"
+                return Case(CALLS, False, problem)
+    return Case(CALLS, True)
+
+
+def _counted(calls: list) -> str:
+    """Calls as text, those of one kind and size together."""
+    kinds = Counter(f"{name} of {elements} elements over ranks {group}" for name, elements, group in calls)
+    return ", ".join(f"{number} {kind}" for kind, number in kinds.items()) or "nothing sent"
+
+
+def _judge_tokens(case: str, transcript: dict, expected: dict) -> Case:
+    """Every rank has to say what the plain loop says; the reference's own transcript has its tokens."""
+    want = expected["plain loop"]
+    for rank, mine in enumerate(transcript["ranks"]):
+        got = mine["made"].get("tokens")
+        if not close(got, want):
+            return Case(case, False, f"rank {rank}: expected the tokens {want}, got {ranks.shown(got)}")
+    return Case(case, True)
+
+
+def show(challenge: dict) -> str:
+    """What each rank does, as Python."""
+    lines = [
+        "torch.set_grad_enabled(False)",
+        "model = thread.LayeredLLM(whole.config, whole.weights, comm, DecoderLayer)",
+    ]
+    if "layer" in challenge:
+        number, tokens = challenge["layer"], challenge["tokens"]
+        lines += [
+            f"tokens, positions = torch.tensor({tokens}), torch.arange({len(tokens)})",
+            "kv, y = ContiguousKV(), []",
+        ]
+        lines += [
+            f"for span in positions.split({len(tokens) - 1}):",
+            "    x, angles = model.inputs(tokens[span], span)",
+        ]
+        lines += [f"    y.append(model.layers[{number}](x, angles, partial(kv.attend, {number})))", "return y"]
+    else:
+        lines += [f"return list(greedy(model, {challenge['prompt']}, {challenge['max_tokens']}))"]
+    imports = [
+        "from functools import partial",
+        "from servelab.llm import thread",
+        "from servelab.llm.generate import greedy",
+    ]
+    imports += ["from servelab.llm.kv import ContiguousKV", "whole = thread.tiny_model()", ""]
+    return "\n".join([*imports, ranks.script(challenge, lines)])
