@@ -91,9 +91,7 @@ def random_weights(dtype):
     }
 
 
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-4), (torch.bfloat16, 0.1)]
-)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-4), (torch.bfloat16, 0.1)])
 def test_the_fast_model_computes_what_the_readable_one_does(dtype, tolerance):
     torch.manual_seed(0)
     weights = random_weights(dtype)
