@@ -259,6 +259,26 @@ JOB = """
     line("kinds", *(event.kind for event in run.of_rank(3)), *(event.kind for event in run.of_rank(0)))
 """
 
+STUCK = """
+    import torch
+    import torch.distributed as dist
+    from servelab.ranks import Cluster
+
+    def fine():
+        dist.barrier()
+
+    def dead():
+        rank, t = dist.get_rank(), torch.zeros(4)
+        if rank < 2:
+            dist.recv(t, 1 - rank)
+        elif rank == 2:
+            dist.all_reduce(t)
+
+    cluster = Cluster(4, timeout=600, backend="gloo")
+    cluster.run(fine)
+    cluster.run(dead)
+"""
+
 
 def free_port() -> int:
     """A port that is free now; nothing can promise that it stays so, hence `nodes` tries again with another one."""
@@ -302,3 +322,15 @@ def test_the_same_file_runs_as_two_nodes_under_torchrun(script):
     assert lines.count("values 12.0 12.0 12.0 12.0 6.0 6.0 6.0 6.0 12 12 12 12") == 4  # every rank has the whole record
     assert lines.count("kinds compute recv send collective compute send recv collective") == 4
     assert sorted(line for line in lines if line.startswith("[rank 3]")) == ["[rank 3] sum 12.0", "[rank 3] sum 6.0"]
+
+
+@posix
+def test_a_deadlock_under_torchrun_is_told_on_every_node(script):
+    for node in nodes(script(STUCK)):
+        assert node.returncode == 1
+        assert "DeadlockError: no unfinished rank can go on" in node.stderr, node.stderr
+        assert (
+            "rank 0: waits for" in node.stderr and "in recv(src=1, tag=0, (4,) float32): rank 1 has sent" in node.stderr
+        )
+        assert "ranks 0, 1 and 3 have not called it" in node.stderr and "rank 3: has finished" in node.stderr
+        assert "dist.recv(t, 1 - rank)" in node.stderr and "timed out" not in node.stderr.lower()

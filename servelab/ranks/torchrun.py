@@ -1,8 +1,8 @@
 """The same call under torchrun: this process is one rank of the job, on whatever node.
 
 `Cluster(W).run(function)` joins the job's process group once, runs the function on this rank, and gives every rank the
-whole `Run`: all values and events. Nobody watches the ranks from outside here, so a rank that waits in vain is told so
-by the backend, after the cluster's ``timeout``.
+whole `Run`: all values and events. If no rank can go on, the job is ended and says so (`servelab.ranks.lookout`); a
+rank that waits for one that computes too long is told so by the backend, after the cluster's ``timeout``.
 """
 
 import atexit
@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
+from itertools import count
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +23,11 @@ from servelab.ranks.lines import labelled
 from servelab.ranks.record import Run
 
 if TYPE_CHECKING:
+    from servelab.ranks.flight import FlightRecorder
     from servelab.ranks.processes import Cluster
     from servelab.ranks.tracing import Tracer
+
+_numbers = count()  # of the runs of this job, in the order in which every rank makes them
 
 
 def active() -> bool:
@@ -41,10 +45,14 @@ def run(cluster: "Cluster", function: Callable, args: tuple, kwargs: dict) -> Ru
     """Run ``function`` on this rank of the job and gather what came of it on all of them."""
     import torch.distributed as dist
 
+    from servelab.ranks.lookout import Lookout
+
     _join(cluster)
-    outcome = _here(cluster, function, args, kwargs)
-    gathered: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, outcome)
+    with Lookout(dist.get_rank(), cluster.world_size, cluster.stall, str(next(_numbers))) as recorder:
+        outcome = _here(cluster, recorder, function, args, kwargs)
+        recorder.state("finished")
+        gathered: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(gathered, outcome)
     posts = [post for other in gathered for post in other.posts]
     wrong = matching.mismatch(posts) or matching.left_out(posts)
     if wrong:
@@ -74,7 +82,7 @@ def _join(cluster: "Cluster") -> None:
         )
 
 
-def _here(cluster: "Cluster", function: Callable, args: tuple, kwargs: dict) -> Outcome:
+def _here(cluster: "Cluster", recorder: "FlightRecorder", function: Callable, args: tuple, kwargs: dict) -> Outcome:
     """This rank's part; its clock starts when all ranks are there."""
     import torch.distributed as dist
 
@@ -83,10 +91,11 @@ def _here(cluster: "Cluster", function: Callable, args: tuple, kwargs: dict) -> 
 
     payload = shipping.dumps((function, args, kwargs))
     worker.seed_all(cluster.seed)
-    tracer = Tracer(dist.get_rank(), None, cluster.check_buffers)
+    tracer = Tracer(dist.get_rank(), recorder, cluster.check_buffers)
     with _traced(tracer):
         function, args, kwargs = shipping.loads(payload, own_classes=True)  # copies, as on ranks of one machine
         tracer.untraced(dist.barrier)
+        recorder.state("running")
         start = perf_counter()
         value = worker.returned(function(*args, **kwargs), shipping.dumps_by_name)
         tracer.check_all_waited_for()

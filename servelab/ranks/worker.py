@@ -74,13 +74,13 @@ class _Rank:
                 os._exit(1)
             if message == "where":
                 with contextlib.suppress(OSError):
-                    self.send("where", _stack_of_main())
+                    self.send("where", stack_of_main())
             else:
                 folder = message.folder if message else folder
                 self.jobs.put(message)
 
 
-def _stack_of_main() -> list[Frame]:
+def stack_of_main() -> list[Frame]:
     """Where the main thread is, in the learner's own lines."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     return shipping.frames(traceback.extract_stack(frame))
