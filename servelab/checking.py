@@ -77,7 +77,7 @@ def check(name: str, *answers) -> None:
     _remember(exercise, verdict, answers)
     _emit_score(exercise, verdict)
     if unwritten:
-        raise CheckFailed(f"{' and '.join(exercise.answers)}: not written yet")
+        raise CheckFailed(f"{' and '.join(exercise.own)}: not written yet")
     if not verdict.passed:
         failed = [case.spec.name for case in verdict.cases if not case.passed]
         raise CheckFailed(f"{len(failed)} of {len(verdict.cases)} cases failed: {', '.join(failed)}")
@@ -164,9 +164,7 @@ def _not_written(outcome: dict) -> bool:
 
 def _show(exercise: Exercise, probes: list[Probe], verdict: Verdict, printed: str, unwritten: bool) -> None:
     if unwritten:
-        text = (
-            f"{exercise.name}: {' and '.join(exercise.answers)} not written yet. Fill in the cell, run it, check again."
-        )
+        text = f"{exercise.name}: {' and '.join(exercise.own)} not written yet. Fill in the cell, run it, check again."
         page = verdicts.paragraph(text)
     else:
         shown = verdicts.Shown(exercise, probes, verdict, printed)
@@ -239,9 +237,10 @@ def source_hash(source: str) -> str:
 
 
 def _source(exercise: Exercise, answers: tuple) -> str:
-    """The hash of the one executed cell that all answers come from; empty if there is no such cell."""
+    """The hash of the one executed cell that the exercise's own answers come from; empty if there is no such cell."""
     history = getattr(_shell(), "history_manager", None)
-    files = {file for answer in answers for file in _files(answer)}
+    own = [answer for name, answer in zip(exercise.answers, answers, strict=True) if name in exercise.own]
+    files = {file for answer in own for file in _files(answer)}
     if history is None or not all(exercises.CELL_FILE.search(file) for file in files):
         return ""
     cells = list(zip(history.input_hist_raw, history.input_hist_parsed, strict=False))[::-1]
@@ -249,7 +248,7 @@ def _source(exercise: Exercise, answers: tuple) -> str:
     if texts:
         found = [raw for raw, code in cells if {code.strip()} == texts]
     else:  # plain values do not know their cell
-        name = re.escape(exercise.answers[0])
+        name = re.escape(exercise.own[0])
         defines = re.compile(rf"^(?:(?:class|def) {name}\b|{name}\s*(?::[^=\n]*)?=(?!=))", re.MULTILINE)
         found = [raw for raw, _ in cells if defines.search(raw)]
     return source_hash(found[0]) if found else ""

@@ -8,6 +8,7 @@ An exercise is a module ``servelab/exercises/<unit>/<exercise>.py`` with
 - ``drive(challenge, *answers) -> transcript``: use the learner's objects and write down what they did, as plain data;
 - ``judge(challenge, transcript, expected) -> list[Case]``: pure; names only the cases that this challenge tests;
 - optionally ``show(challenge) -> str``: the challenge as a learner should read it;
+- optionally ``EARLIER``: those of ``ANSWERS`` that earlier exercises ask for and this one runs, too;
 - optionally ``COMPARED = False``, where the judge never looks at ``expected``: then nobody stores it.
 
 Of an error that escapes ``drive`` the verdict shows the first 300 characters. An error class whose message is a report
@@ -144,10 +145,16 @@ class Exercise:
     version: str
     show: Callable[[Any], str] = field(default=plain.dumps)
     compared: bool = True  # whether the judge needs the reference's transcripts
+    earlier: tuple[str, ...] = ()
 
     @property
     def unit(self) -> str:
         return self.name.partition(".")[0]
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        """The answers that its own solution cell defines."""
+        return tuple(name for name in self.answers if name not in self.earlier)
 
     @property
     def grade_id(self) -> str:
@@ -175,6 +182,7 @@ def from_module(module: ModuleType) -> Exercise:
         version=_version(module),
         show=getattr(module, "show", plain.dumps),
         compared=getattr(module, "COMPARED", True),
+        earlier=getattr(module, "EARLIER", ()),
     )
 
 
@@ -211,7 +219,7 @@ def record(exercise: Exercise, challenge: Any, answers: tuple) -> dict:
     try:
         return {"transcript": plain.loads(plain.dumps(exercise.drive(copy.deepcopy(challenge), *answers)))}
     except NotImplementedError as error:
-        return {"raised": {"type": "NotImplementedError", "message": f"{_raiser(error)} is not written yet"}}
+        return {"raised": {"type": "NotImplementedError", "message": f"{raiser(error)} is not written yet"}}
     except (Exception, SystemExit) as error:
         return {"raised": {"type": plain.type_name(error), "message": _message(error) + _place(error)}}
 
@@ -239,7 +247,7 @@ def _place(error: BaseException) -> str:
     return f" (line {cells[-1]} of your cell)" if cells else ""
 
 
-def _raiser(error: BaseException) -> str:
+def raiser(error: BaseException) -> str:
     """The function that raised, e.g. ``BlockAllocator.free``; the drivers' own raise for what is not written at all."""
     frame = _frames(error)[-1][0]
     ours = Path(frame.f_code.co_filename).parent.name in ("servelab", "exercises")

@@ -280,7 +280,7 @@ def _parts(unit: Unit) -> Iterator[Part]:
             continue
         else:
             exercise = exercises.find(f"{unit.name}.{part.name.replace('-', '_')}")
-            part.answers, part.obstacle = exercise.answers, _not_proven(exercise.name, part.own)
+            part.answers, part.obstacle = exercise.own, _not_proven(exercise.name, part.own)
         yield part
 
 

@@ -26,15 +26,16 @@
 #
 # | | exercise | what it answers | points | minutes |
 # |---|---|---|---|---|
-# | 1 | `BlockAllocator` | Which blocks are free, and who holds the others? | 14 | 25 |
+# | 1 | `BlockAllocator` | Which blocks are free, and who holds the others? | 13 | 25 |
 # | 2 | `BlockTable` | Where in the cache is token 37 of this sequence? | 11 | 20 |
 # | 3 | `ForkableTable`, `copy_blocks` | How do two sequences share a prompt and then part? | 9 | 25 |
-# | 4 | `PrefixCache` | Which part of this prompt has been computed before? | 18 | 60 |
-# | 5 | `fragmentation` | What did paging buy? | 12 | 50 |
+# | 4 | `PrefixCache` | Which part of this prompt has been computed before? | 17 | 60 |
+# | 5 | `fragmentation` | What did paging buy? | 11 | 50 |
 # | 6 | `paged_attention` | How does attention read a cache in pieces? | 12 | 30 |
-# | 7 | `online_softmax` | How does it read one piece at a time? | 9 | 30 |
-# | 8 | `violations` | Is this state sound? | 8 | 15 |
-# | 9 | reflection | | 7 | 15 |
+# | 7 | `online_softmax` | How does it read one piece at a time? | 8 | 30 |
+# | 8 | `violations` | Is this state sound? | 7 | 15 |
+# | 9 | `generate` | Does all of it give the tokens that it should? | 5 | 25 |
+# | 10 | reflection | | 7 | 15 |
 #
 # Exercises 1 to 4 are bookkeeping: lists, counts and dictionaries. The tensors come with `copy_blocks`, and then in 6.
 
@@ -232,7 +233,7 @@ for call, argument in [(pool.allocate, 5), (pool.free, a), (pool.free, a), (pool
     except (OutOfBlocks, ValueError) as error:
         print(f"{call.__name__}({argument}) refused: {type(error).__name__} - free: {pool.num_free}")
 
-# %% nbgrader={"grade_id": "block-allocator-check", "grade": true, "locked": true, "points": 14}
+# %% nbgrader={"grade_id": "block-allocator-check", "grade": true, "locked": true, "points": 13}
 check("paged_kv.block_allocator", BlockAllocator)
 
 # %% [markdown]
@@ -863,7 +864,7 @@ cache.free(first), cache.free(second)
 print("both left - free:", cache.num_free, "- a third hits", cache.match([*system, 41])[1], "tokens")
 print("under another key:", cache.match([*system, 41], key="tenant-2")[1], "tokens")
 
-# %% nbgrader={"grade_id": "prefix-cache-check", "grade": true, "locked": true, "points": 18}
+# %% nbgrader={"grade_id": "prefix-cache-check", "grade": true, "locked": true, "points": 17}
 check("paged_kv.prefix_cache", PrefixCache)
 
 # %% [markdown]
@@ -1252,7 +1253,7 @@ for found in (
 ):
     print(waste.slot_lines(found.history), found, sep="\n", end="\n\n")
 
-# %% nbgrader={"grade_id": "fragmentation-check", "grade": true, "locked": true, "points": 12}
+# %% nbgrader={"grade_id": "fragmentation-check", "grade": true, "locked": true, "points": 11}
 check("paged_kv.fragmentation", fragmentation)
 
 # %% [markdown]
@@ -1669,7 +1670,7 @@ write_kv(k_cache, v_cache, torch.randn(16, 2, 8), torch.randn(16, 2, 8), slots)
 batch = torch.randn(4, 4, 8), k_cache, v_cache, tables, [1, 3], [6, 9], 8**-0.5
 print("largest difference", (paged_attention(*batch) - paged_attention_blockwise(*batch)).abs().max().item())
 
-# %% nbgrader={"grade_id": "online-softmax-check", "grade": true, "locked": true, "points": 9}
+# %% nbgrader={"grade_id": "online-softmax-check", "grade": true, "locked": true, "points": 8}
 check("paged_kv.online_softmax", paged_attention_blockwise)
 
 # %% [markdown]
@@ -1782,29 +1783,159 @@ sound = {"num_blocks": 4, "free": [2], "cached": [3], "refs": {0: 2, 1: 1}, "tab
 print("sound: ", violations(sound))
 print("broken:", violations({**sound, "tables": {"a": [0, 1]}}))
 
-# %% nbgrader={"grade_id": "violations-check", "grade": true, "locked": true, "points": 8}
+# %% nbgrader={"grade_id": "violations-check", "grade": true, "locked": true, "points": 7}
 check("paged_kv.violations", violations)
 
 # %% [markdown]
-# ### A model on your pages
+# ## 9. A model on your pages
 #
-# Does all of this serve a language model? The course has a tiny one, of two layers, whose tokens are bytes. A plain loop
-# serves it one request at a time, with the KV in one piece. Now your parts take over the KV:
+# Does all of this serve a language model? The course has a tiny one, of two layers, whose tokens are bytes. A **plain
+# loop** serves it one request at a time, with the KV in one piece: compute all tokens that are new, take the likeliest
+# next token, go on with that one. Now your parts take over the KV, and every answer has to be the plain loop's, token by
+# token. All of it is computed in float64, so that no rounding decides between two tokens.
 #
-# - paged: requests take turns, a token each, so that their blocks lie interleaved;
-# - forked: one prompt is computed once, and continued in two ways;
-# - prefix-cached: each prompt begins with what the cache has found of it.
+# Units 04, 06 and 11 make the same comparison with what they build.
+
+# %% [markdown]
+# ### What is missing
 #
-# Every answer has to be that of the plain loop, token by token. All of it is computed in float64, so that no rounding
-# decides between two tokens. Units 04, 06 and 11 make the same comparison with what they build.
+# A little glue: it asks the table for room and tells the model where everything is. The model takes a step as a **flat
+# batch**, here of one request. `FlatBatch(tokens, positions, query_lens, context_lens, slot_mapping, block_tables)` has:
+#
+# | field | content |
+# |---|---|
+# | `tokens` | the ids of the new tokens, a tensor |
+# | `positions` | the place of each in its sequence, a tensor |
+# | `query_lens` | `[new tokens]` |
+# | `context_lens` | `[all tokens so far, the new ones among them]` |
+# | `slot_mapping` | the slot of each new token, a tensor |
+# | `block_tables` | one row of block ids for each request, a tensor |
+#
+# The last four are arguments of your `write_kv` and `paged_attention`, which the model calls in each layer.
+
+# %% [markdown]
+# ### A worked example
+#
+# `block_size=4`, a prompt of the five tokens `p0` to `p4`, and the pool hands out 3, then 1. A row is a forward pass.
+#
+# | `tokens` | `positions` | `query_lens` | `context_lens` | `slot_mapping` | `block_tables` | gives |
+# |---|---|---|---|---|---|---|
+# | p0 to p4 | 0 to 4 | `[5]` | `[5]` | 12, 13, 14, 15, 4 | `[[3, 1]]` | a0 |
+# | a0 | 5 | `[1]` | `[6]` | 5 | `[[3, 1]]` | a1 |
+# | a1 | 6 | `[1]` | `[7]` | 6 | `[[3, 1]]` | a2 |
+#
+# After an answer of three tokens the table holds seven: `a2` was never fed back, so it has no slot. If a prefix cache had
+# found p0 to p3 in block 3, the first row would have been p4 alone, at position 4 and in slot 4.
+
+# %% [markdown]
+# ```
+#   table.num_tokens = 4, from a hit               one pass
+#          |
+#   p0 p1 p2 p3 | p4            --append(1)-->   p4 at position 4   --forward, logits, argmax-->   a0
+#   in the pages  to compute                                                                        |
+#   p0 p1 p2 p3 p4 | a0         <-------------------------------------------------------------------+
+# ```
+
+# %% [markdown]
+# ### Your task (about 25 minutes)
+#
+# Write `generate`, a generator that yields the tokens of an answer. One `next` is one forward pass, so whoever calls it
+# can let requests take turns. It goes on from what its table holds: those tokens are not computed again. It ends behind
+# the end-of-sequence token, which belongs to the answer, or after `max_tokens` tokens.
+#
+# **The check runs your earlier parts, too**: `BlockAllocator`, `ForkableTable`, `copy_blocks`, `PrefixCache`, `write_kv`
+# and `paged_attention`. One that is not written yet, or is wrong, fails here as well. The ways:
+#
+# - requests take turns, a token each, so that their blocks lie interleaved;
+# - a prompt is computed all but its last token, then forked, and the forks go on in different ways;
+# - each prompt begins with what the prefix cache has found of it.
+#
+# Slots that were never written hold NaN. The check compares tokens, and looks at which positions each pass computes and
+# at how often attention reads the pages.
+
+# %% [markdown]
+# <details><summary>Hint 1: what is new</summary>
+#
+# In the first pass, all tokens behind those that the table holds. In every later one, the token that was yielded last.
+# The list of tokens is the caller's: take a part of it, and add nothing to it.
+#
+# </details>
+# <details><summary>Hint 2: a pass</summary>
+#
+# Remember `table.num_tokens`, then append, for the new tokens alone. The old number is the first position, the number
+# afterwards is the length of the context, and between the two lie the slots. `pages.bind(batch)` is the third argument
+# of `model.forward`. Only the last row of what it returns says what comes next: give that row to `model.logits`.
+#
+# </details>
+# <details><summary>Hint 3: copies, the end, and dtypes</summary>
+#
+# `append` returns copies of blocks. Make them before the pass, in the caches of every layer: `pages.caches` has a pair a
+# layer, and your `copy_blocks` of exercise 3 moves them. A fork that is wrong from its first token has read a block
+# that was never copied.
+#
+# Yield first, and return if that was `model.config.eos_token_id`. Room for a token is asked for at the beginning of the
+# pass that computes it: a token that ends the answer needs none. An error about two dtypes comes from a `write_kv` or
+# `paged_attention` that makes a tensor in float32: let it take the dtype of its arguments.
+#
+# </details>
+
+# %% tags=["export"]
+from collections.abc import Iterator
+
+from servelab.llm import LLM
+from servelab.llm.kv import Pages
+from servelab.serving import FlatBatch
+
+
+# %% nbgrader={"grade_id": "token-exact", "solution": true} tags=["export"]
+def generate(model: LLM, pages: Pages, table: ForkableTable, tokens: Sequence[int], max_tokens: int) -> Iterator[int]:
+    """The likeliest next token, again and again, with the KV in pages; each ``next`` runs one forward pass.
+
+    Parameters
+    ----------
+    model : LLM
+        ``forward(tokens, positions, kv)`` gives a hidden state [T, hidden_size], ``logits(hidden)`` the scores.
+    pages : Pages
+        ``caches`` has a pair (k_cache, v_cache) for each layer, ``bind(batch)`` makes the ``kv`` of a pass.
+    table : ForkableTable
+        Of this request. The KV of its ``num_tokens`` tokens, the first of ``tokens``, is in the pages.
+    tokens : sequence of int
+        The prompt, at least one token longer than what the table holds. Not changed.
+    max_tokens : int
+        The most tokens to yield. The end-of-sequence token is the last one if it comes.
+    """
+    ### BEGIN SOLUTION
+    new = tokens[table.num_tokens :]
+    for _ in range(max_tokens):
+        start = table.num_tokens
+        copies = table.append(len(new))
+        for caches in pages.caches:
+            copy_blocks(*caches, copies)
+        context = table.num_tokens
+        slots, blocks = torch.tensor(table.slots(start, context)), torch.tensor([table.blocks])
+        batch = FlatBatch(torch.tensor(new), torch.arange(start, context), [len(new)], [context], slots, blocks)
+        hidden = model.forward(batch.tokens, batch.positions, pages.bind(batch))
+        token = int(model.logits(hidden[-1]).argmax())
+        yield token
+        if token == model.config.eos_token_id:
+            return
+        new = [token]
+    ### END SOLUTION
+
+
+# %% [markdown]
+# Try it: the three ways, on four prompts with answers of up to 24 tokens.
 
 # %%
 from servelab.llm import thread
 
-thread.paged_kv(BlockAllocator, ForkableTable, copy_blocks, PrefixCache, write_kv, paged_attention)
+thread.paged_kv(generate, BlockAllocator, ForkableTable, PrefixCache, write_kv, paged_attention)
+
+# %% nbgrader={"grade_id": "token-exact-check", "grade": true, "locked": true, "points": 5}
+check("paged_kv.token_exact", generate, BlockAllocator, ForkableTable, PrefixCache, write_kv, paged_attention)
 
 # %% [markdown]
-# ## 9. Looking back
+# ## 10. Looking back
 #
 # Six short questions (about 7 minutes). Everything that you need stands in this unit.
 #

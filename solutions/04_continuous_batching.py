@@ -64,14 +64,15 @@
 #
 # | | exercise | what it answers | points | minutes |
 # |---|---|---|---|---|
-# | 1 | `Scheduler` | Who runs in the next step? | 16 | 65 |
-# | 2 | `PagedScheduler` | What if the blocks run out? | 20 | 55 |
+# | 1 | `Scheduler` | Who runs in the next step? | 15 | 65 |
+# | 2 | `PagedScheduler` | What if the blocks run out? | 18 | 55 |
 # | 3 | `PolicyScheduler` | Who comes first? | 14 | 30 |
 # | 4 | `ChunkedScheduler` | How long may a step be? | 14 | 20, from scratch 60 |
 # | 5 | `flatten_batch` | What does the model get? | 10 | 25 |
-# | 6 | `metrics` | What do users notice? | 12 | 30 |
+# | 6 | `metrics` | What do users notice? | 10 | 30 |
 # | 7 | `batching_cost` | What does a larger batch cost? | 4 | 15 |
-# | 8, 9 | one trace, three servers; looking back | | 10 | 45 |
+# | 9 | `sampled_rows` | Does every way of serving give the same tokens? | 5 | 15 |
+# | 8, 10 | one trace, three servers; looking back | | 10 | 45 |
 
 # %% [markdown]
 # ### How the classes grow
@@ -106,10 +107,11 @@ from servelab.simulation import StepCost, Timing
 # %% [markdown]
 # ### What it builds on
 #
-# The checks of this unit need no earlier unit. What is measured and drawn between them does: the length of a step comes
-# from unit 01 (`floors`), and the sections from 5 on use unit 03 (`block_allocator`, `paged_attention`). If yours have
-# passed their checks, they run here, else the reference's. Where a copy of the course has no reference, cells that need a
-# missing one stop with an error that names it; the checks work all the same. The next cell says whose code you have.
+# The checks of this unit need no earlier unit, but for the last: it runs a model over unit 03's `paged_attention`. What is
+# measured and drawn between them needs more: the length of a step comes from unit 01 (`floors`), and the sections from 5
+# on use unit 03 (`block_allocator`, `paged_attention`). If yours have passed their checks, they run here, else the
+# reference's. Where a copy of the course has no reference, what needs a missing one stops with an error that names it.
+# The next cell says whose code you have.
 
 # %%
 print("From earlier units:")
@@ -375,7 +377,7 @@ print("with an abort and an early EOS:")
 kv = RecordedKV(num_blocks=6, block_size=4)
 play(Scheduler(config, kv), kv, [*events, (3, "abort", "c")], config, eos_after={"b": 1})
 
-# %% nbgrader={"grade_id": "scheduler-check", "grade": true, "locked": true, "points": 16}
+# %% nbgrader={"grade_id": "scheduler-check", "grade": true, "locked": true, "points": 15}
 check("continuous_batching.scheduler", Scheduler)
 
 # %% [markdown]
@@ -604,7 +606,7 @@ for scheduler_class in (Scheduler, PagedScheduler):
     kv = RecordedKV(num_blocks=4, block_size=4)
     play(scheduler_class(config, kv), kv, [(0, "add", "a", 7, 6), (0, "add", "b", 6, 5)], config)
 
-# %% nbgrader={"grade_id": "paged-scheduler-check", "grade": true, "locked": true, "points": 20}
+# %% nbgrader={"grade_id": "paged-scheduler-check", "grade": true, "locked": true, "points": 18}
 check("continuous_batching.paged_scheduler", PagedScheduler)
 
 # %% [markdown]
@@ -1273,30 +1275,6 @@ check("continuous_batching.flatten_batch", flatten_batch)
 # hold all three, and why `schedule` only has to say how many tokens each request gets.
 
 # %% [markdown]
-# ### The same tokens
-#
-# Scheduling must not change a single token: who shares a step with whom, where a prompt is cut, and who is preempted are
-# nobody's business but the server's. Here the tiny model answers four prompts of about 45 tokens with 24 tokens each,
-# greedily. First a plain loop, one request after another; then your schedulers, your `flatten_batch`, and unit 03's
-# paged attention. All in float64, so that no near-tie decides.
-#
-# The whole of an answer takes 9 blocks of 8 at most, four of them 36. Where there are fewer, requests wait or are
-# preempted, and what a preempted request computes again must be what it was.
-
-# %%
-from servelab.llm import thread
-
-small = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=32)
-large = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=256)
-ways = {
-    "whole answers": (lambda kv: Scheduler(large, kv), 20),
-    "paged": (lambda kv: PagedScheduler(large, kv), 40),
-    "preempted": (lambda kv: PagedScheduler(large, kv), 30),
-    "chunks": (lambda kv: ChunkedScheduler(small, kv), 30),
-}
-thread.continuous_batching(flatten_batch, ways, paged_kv)
-
-# %% [markdown]
 # ## 6. What users feel
 #
 # A request arrives, waits, is admitted, and gets its tokens one by one:
@@ -1461,7 +1439,7 @@ print(f"throughput: {throughput([example, Timing(0.0, 0.1, (0.4,))]):.2f} tokens
 fast, slow = Timing(0.0, 0.1, (0.5, 0.52)), Timing(0.0, 1.5, (2.0, 2.02))
 print("goodput:", goodput({1: [fast] * 10, 2: [fast] * 9 + [slow], 4: [fast] * 8 + [slow] * 2}, 1.0, 0.04, gpus=2))
 
-# %% nbgrader={"grade_id": "metrics-check", "grade": true, "locked": true, "points": 12}
+# %% nbgrader={"grade_id": "metrics-check", "grade": true, "locked": true, "points": 10}
 check("continuous_batching.metrics", ttft, e2e, itl, tpot, percentile, throughput, goodput)
 
 # %% [markdown]
@@ -1760,7 +1738,148 @@ explore(
 )
 
 # %% [markdown]
-# ## 9. Looking back
+# ## 9. The same tokens
+#
+# Scheduling must not change a single token: who shares a step with whom, where a prompt is cut and who is preempted are
+# nobody's business but the server's. So the last check of this unit lets all of it serve a model: your schedulers plan,
+# your `flatten_batch` lines the tokens up, unit 03's paged attention looks into the pages, and the course's tiny model,
+# one token a byte, answers greedily. A plain loop answers the same prompts one after another, without pages and batches.
+# Both compute in float64, so that no near-tie between two tokens decides. The answers must be equal, token for token.
+#
+# One piece is still missing.
+
+# %% [markdown]
+# ### A step has more rows than answers
+#
+# The model returns a row for each token of the flat batch. It is turned into **logits**, a score for each token of the
+# vocabulary, and the highest score is the next token. But a step of 2048 tokens in which 32 requests get a token has 2016
+# rows that nobody asked for. A Llama-3.1-8B that turned all of them into logits would write 1 GB of them, in float32.
+#
+# So servers pick the rows first. vLLM calls the tensor of their numbers `logits_indices`
+# (`vllm/v1/worker/gpu_model_runner.py`); it takes the last row of *every* request, and throws away what comes out for
+# prompts that are not finished. Here such a request gives no row at all.
+
+# %% [markdown]
+# ### A worked example
+#
+# Four requests in one step, in this order. `d` was preempted and is computed again.
+#
+# | request | known tokens | computed | scheduled | its rows | computed after the step | gives a token |
+# |---|---|---|---|---|---|---|
+# | a: a decode | 6 | 5 | 1 | 0 | 6 of 6 | row 0 |
+# | b: a chunk | 9 | 2 | 4 | 1 to 4 | 6 of 9 | no |
+# | c: the last chunk | 5 | 3 | 2 | 5, 6 | 5 of 5 | row 6 |
+# | d: prompt and answer so far | 7 | 0 | 7 | 7 to 13 | 7 of 7 | row 13 |
+#
+# ```
+# row        0 |  1   2   3   4 |  5   6 |  7   8   9  10  11  12  13
+# request    a |  b   b   b   b |  c   c |  d   d   d   d   d   d   d
+# taken      ^                           ^                           ^
+# ```
+
+# %% [markdown]
+# ### Your task (about 15 minutes)
+#
+# Write `sampled_rows`. It is called where `flatten_batch` is, with the same arguments but the memory: `num_computed` does
+# not count the plan's tokens yet.
+#
+# The check then runs `flatten_batch`, `Scheduler`, `PagedScheduler` and `ChunkedScheduler` as well. What is open or wrong
+# in one of them fails here, too, so let their checks pass first. Beside the tokens it compares three things: the rows of
+# each step; how many tokens went through the model, because an answer may not be computed on the side; and the logit of
+# each token, to 0.001, because the right token can come out over wrong keys and values.
+
+# %% [markdown]
+# <details><summary>Hint 1: which row</summary>
+#
+# The rows stand in the order of the plan. Count how many there are up to the end of a request, those of the requests in
+# front of it included. Its last row is one less than that, since rows are counted from 0.
+#
+# </details>
+# <details><summary>Hint 2: who gets a token</summary>
+#
+# Neither the number of scheduled tokens nor the length of the prompt tells: a chunk may have one token, a decode that
+# comes back after a preemption has many. What counts is whether anything known is still missing after the step. Rows of a
+# request that gets none still count for those behind it.
+#
+# </details>
+# <details><summary>Hint 3: the rows are right, the tokens are not</summary>
+#
+# Then look at the part that the failed case has of its own. All ways fail: `flatten_batch`, at positions, slots or
+# contexts. Only those with a preemption: the scheduler did not plan all known tokens again, or its books say that some
+# are still in the cache. Only chunks: something between one chunk and the next. A right token with another logit:
+# attention saw somebody else's blocks. The wrong number of steps: someone waits who could run. The failing input is
+# Python that you can run in a cell of your own.
+#
+# </details>
+
+
+# %% nbgrader={"grade_id": "token-exact", "solution": true} tags=["export"]
+def sampled_rows(plan: StepPlan, tokens: Mapping[str, list[int]], num_computed: Mapping[str, int]) -> dict[str, int]:
+    """The rows of a step's flat batch that give a token. O(requests of the step).
+
+    Parameters
+    ----------
+    plan : StepPlan
+        At least one request is scheduled.
+    tokens : mapping of str to list of int
+        Of each request the ids of all known tokens, prompt and answer; of others, too.
+    num_computed : mapping of str to int
+        Of each request the tokens whose KV is in the cache before the step; of others, too.
+
+    Returns
+    -------
+    dict of str to int
+        Of each request that has all known tokens computed after this step, its last row, counted from 0. No others.
+    """
+    ### BEGIN SOLUTION
+    rows, end = {}, 0
+    for id, fresh in plan.scheduled.items():
+        end += fresh
+        if num_computed[id] + fresh == len(tokens[id]):
+            rows[id] = end - 1
+    return rows
+    ### END SOLUTION
+
+
+# %% [markdown]
+# Try it: the worked example, and what the rows cost that are left out.
+
+# %%
+known = {id: list(range(length)) for id, length in (("a", 6), ("b", 9), ("c", 5), ("d", 7))}
+rows = sampled_rows(StepPlan({"a": 1, "b": 4, "c": 2, "d": 7}), known, {"a": 5, "b": 2, "c": 3, "d": 0})
+print(rows)
+for num_rows in (2048, 32):
+    print(f"{num_rows:>5} rows of logits, float32: {num_rows * model_card('llama-3.1-8b').vocab_size * 4 / 1e9:.3f} GB")
+
+# %% nbgrader={"grade_id": "token-exact-check", "grade": true, "locked": true, "points": 5}
+check("continuous_batching.token_exact", sampled_rows, flatten_batch, Scheduler, PagedScheduler, ChunkedScheduler)
+
+# %% [markdown]
+# ### What was computed for them
+#
+# The check uses short prompts. Here are four of about 45 tokens, with 24 tokens of answer each. The whole of one takes 9
+# blocks of 8 at most, all four 36. Where there are fewer, requests wait or are preempted.
+
+# %%
+from servelab.llm import thread
+
+small = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=32, eos_token_id=0)
+large = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=256, eos_token_id=0)
+ways = {
+    "whole answers": (lambda kv: Scheduler(large, kv), 20),
+    "paged": (lambda kv: PagedScheduler(large, kv), 40),
+    "preempted": (lambda kv: PagedScheduler(large, kv), 30),
+    "chunks": (lambda kv: ChunkedScheduler(small, kv), 30),
+}
+thread.continuous_batching(sampled_rows, flatten_batch, ways, paged_kv)
+
+# %% [markdown]
+# The answers are the same, and so is the number of rows: 4 times 24, one for each token. The number of tokens that were
+# computed is not: where somebody was preempted, tokens were computed twice. And where requests had to wait for room, the
+# same tokens took more steps.
+
+# %% [markdown]
+# ## 10. Looking back
 #
 # Seven short questions (about 15 minutes).
 #

@@ -126,9 +126,12 @@ def test_served_with_the_fast_parts_answers_are_those_of_the_plain_loop(num_bloc
     kv = PagedKV(paged_kv.BlockAllocator(num_blocks, BLOCK))
     scheduler = continuous_batching.ChunkedScheduler(SchedulerConfig(3, budget, eos_token_id=thread.NO_EOS), kv)
     model = FastLLM(CONFIG, weights)
-    pages = fast_pages(model, num_blocks, BLOCK)
-    got, _ = thread.batched(model, scheduler, continuous_batching.flatten_batch, kv, pages, prompts, want)
-    assert got == want
+    parts = continuous_batching.flatten_batch, continuous_batching.sampled_rows
+    server = thread.Server(model, scheduler, *parts, kv, fast_pages(model, num_blocks, BLOCK))
+    for id, prompt in prompts.items():
+        server.add(id, prompt, thread.MAX_TOKENS)
+    server.run()
+    assert server.answers == want
 
 
 @pytest.mark.skipif(bool(smollm.fetch.problem()), reason="the real model is not here")

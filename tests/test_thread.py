@@ -8,7 +8,8 @@ from servelab.reference import collectives, continuous_batching, paged_kv, tenso
 from servelab.serving import SchedulerConfig
 from servelab.simulation import StaticBatches
 
-PAGED = ("BlockAllocator", "ForkableTable", "copy_blocks", "PrefixCache", "write_kv", "paged_attention")
+PAGED = ("generate", "BlockAllocator", "ForkableTable", "PrefixCache", "write_kv", "paged_attention")
+STEP = ("sampled_rows", "flatten_batch")
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +21,7 @@ def small(monkeypatch):
     monkeypatch.setattr(thread, "tiny_model", lambda: _model.model(1, **dims))
     monkeypatch.setattr(thread, "tiny_prompts", lambda number=4: dict(list(prompts.items())[:number]))
     monkeypatch.setattr(thread, "MAX_TOKENS", 10)
-    for function in (thread.plain_loop, thread.forked):
+    for function in (thread.plain_loop, thread.in_turn, thread.forked, thread.prefix_cached):
         monkeypatch.setattr(function, "__defaults__", (10,))
 
 
@@ -37,10 +38,16 @@ def test_paged_kv(capsys):
     ]
 
 
+def append(self, n_tokens):
+    """An append whose copies nobody hears of."""
+    paged_kv.ForkableTable.append(self, n_tokens)
+    return []
+
+
 @pytest.mark.parametrize(
     ("part", "change", "seen"),
     [
-        ("copy_blocks", lambda right: lambda *arguments: None, "        forked: 0 of 2"),
+        ("ForkableTable", lambda right: type("NoCopy", (right,), {"append": append}), "        forked: 0 of 2"),
         ("write_kv", lambda right: lambda k_cache, v_cache, k, v, slots: None, "         paged: 0 of 4"),
         (
             "paged_attention",
@@ -70,7 +77,7 @@ def servers():
 
 
 def test_continuous_batching(capsys):
-    thread.continuous_batching(continuous_batching.flatten_batch, servers(), paged_kv)
+    thread.continuous_batching(*parts(continuous_batching, STEP), servers(), paged_kv)
     lines = capsys.readouterr().out.splitlines()
     assert all("4 of 4 answers as in the plain loop" in line for line in lines) and len(lines) == 4
     assert "preemptions: 0" not in lines[2] and "steps: 10," in lines[1] and "steps: 20," in lines[0]
@@ -82,7 +89,7 @@ def test_a_wrong_flat_batch_is_seen(capsys):
         batch.positions.sub_(batch.positions.min())
         return batch
 
-    thread.continuous_batching(flatten_batch, servers(), paged_kv)
+    thread.continuous_batching(continuous_batching.sampled_rows, flatten_batch, servers(), paged_kv)
     assert "4 of 4" not in capsys.readouterr().out
 
 

@@ -109,9 +109,9 @@ def forked(model: LLM, asked: Asked) -> tuple[list[list[int]], list[list[int]]]:
     (prompt, most), *_ = asked.requests
     pages = Pages.empty(model.config, AMPLE, asked.block_size, paged_kv, torch.float64)
     table = paged_kv.ForkableTable(paged_kv.BlockAllocator(AMPLE, asked.block_size))
-    both = [prompt, (*prompt, 7, 9)]
-    got = thread.forked(model, pages, paged_kv.copy_blocks, table, prompt, both, most)
-    return got, [list(greedy(model, tokens, most)) for tokens in both]
+    both = {"same": prompt, "longer": (*prompt, 7, 9)}
+    got = thread.forked(paged_kv, model, pages, table, prompt, both, most)
+    return list(got.values()), [list(greedy(model, tokens, most)) for tokens in both.values()]
 
 
 def on_ranks(model: LLM, asked: Asked, size: int) -> list[list[int]]:

@@ -24,11 +24,12 @@ def greedy(model: LLM, prompt: Sequence[int], max_tokens: int) -> Iterator[int]:
     int
         Token ids; the end-of-sequence token is the last one if it comes.
     """
-    kv, new, position = ContiguousKV(), list(prompt), 0
+    kv, fresh, start = ContiguousKV(), list(prompt), 0
+    end_of_sequence = model.config.eos_token_id
     for _ in range(max_tokens):
-        hidden = model.forward(torch.tensor(new), torch.arange(position, position + len(new)), kv)
-        token = int(model.logits(hidden[-1]).argmax())
-        yield token
-        if token == model.config.eos_token_id:
+        hidden = model.forward(torch.tensor(fresh), torch.arange(start, start + len(fresh)), kv)
+        likeliest = int(model.logits(hidden[-1:]).argmax())
+        yield likeliest
+        if likeliest == end_of_sequence:
             return
-        position, new = position + len(new), [token]
+        start, fresh = start + len(fresh), [likeliest]

@@ -3,7 +3,8 @@
 Everything runs in float64, so that no near-tie between two tokens decides.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ from servelab.llm.generate import greedy
 from servelab.llm.kv import Pages
 from servelab.llm.model import LAYER, LLM, LLMConfig, Weights, load
 from servelab.ranks.communicator import Communicator
-from servelab.serving import FlatBatch, PagedKV, Request
+from servelab.serving import PagedKV, Request
 
 NO_EOS = -1
 MAX_TOKENS = 24
@@ -49,74 +50,15 @@ def report(way: str, got: Mapping[str, Sequence[int]], want: Mapping[str, Sequen
     print(line)
 
 
-# -- unit 03: one request at a time, through a block table
+# -- unit 03: requests through block tables. ``unit`` has that unit's parts, by their names, as its reference has
 
 
-def through_table(
-    model: LLM, pages: Pages, copy_blocks: Callable, table, tokens: Sequence[int], max_tokens: int
-) -> Iterator[int]:
-    """Go on with a request whose first ``table.num_tokens`` tokens are in the pages; like `greedy`."""
-    new = list(tokens[table.num_tokens :])
-    for _ in range(max_tokens):
-        copies = table.append(len(new))
-        for k_cache, v_cache in pages.caches:
-            copy_blocks(k_cache, v_cache, copies)
-        end = table.num_tokens
-        span = range(end - len(new), end)
-        slots = torch.tensor(table.slots(span.start, end))
-        batch = FlatBatch(torch.tensor(new), torch.tensor(span), [len(new)], [end], slots, torch.tensor([table.blocks]))
-        with torch.no_grad():
-            hidden = model.forward(batch.tokens, batch.positions, pages.bind(batch))
-        new = [int(model.logits(hidden[-1]).argmax())]
-        yield new[0]
-        if new[0] == model.config.eos_token_id:
-            return
-
-
-def paged_kv(
-    BlockAllocator: type,
-    ForkableTable: type,
-    copy_blocks: Callable,
-    PrefixCache: type,
-    write_kv: Callable,
-    paged_attention: Callable,
-    num_blocks: int = 64,
-    block_size: int = 8,
-) -> None:
-    """Serve the tiny model with the parts of unit 03 and print how the answers compare.
-
-    - paged: requests in turns, a token each, so that their blocks lie interleaved;
-    - forked: one prompt, computed once and forked before its last token;
-    - prefix-cached: one request after another, each beginning with what the cache has of those before.
-    """
-    model, prompts = tiny_model(), tiny_prompts()
-    want = plain_loop(model, prompts)
-    unit = SimpleNamespace(write_kv=write_kv, paged_attention=paged_attention)
-
-    def empty() -> Pages:
-        return Pages.empty(model.config, num_blocks, block_size, unit, torch.float64)
-
-    report("paged", interleaved(model, empty(), copy_blocks, ForkableTable, BlockAllocator, prompts), want)
-    prompt = prompts["r0"]
-    pool = BlockAllocator(num_blocks, block_size)
-    twins = forked(model, empty(), copy_blocks, ForkableTable(pool), prompt, ([*prompt], [*prompt, *want["r1"][:1]]))
-    longer = plain_loop(model, {"same": prompt, "other": [*prompt, *want["r1"][:1]]})
-    report("forked", dict(zip(longer, twins, strict=True)), longer)
-    got, hits = prefix_cached(model, empty(), copy_blocks, ForkableTable, PrefixCache(num_blocks, block_size), prompts)
-    report("prefix-cached", got, want, f"; tokens found in the cache: {hits}")
-
-
-def interleaved(
-    model: LLM, pages: Pages, copy_blocks: Callable, table_class: type, pool_class: type, prompts: Mapping
+def in_turn(
+    unit, model: LLM, pages: Pages, tables: Mapping, prompts: Mapping[str, Sequence[int]], max_tokens: int = MAX_TOKENS
 ) -> Answers:
-    """The answers of several requests that take turns."""
-    k_cache, _ = pages.caches[0]
-    pool = pool_class(*k_cache.shape[:2])
+    """The answers of several requests that take turns, a token each. What a table holds is not computed."""
     got: Answers = {id: [] for id in prompts}
-    going = {
-        id: through_table(model, pages, copy_blocks, table_class(pool), prompt, MAX_TOKENS)
-        for id, prompt in prompts.items()
-    }
+    going = {id: iter(unit.generate(model, pages, tables[id], prompt, max_tokens)) for id, prompt in prompts.items()}
     while going:
         for id, tokens in list(going.items()):
             token = next(tokens, None)
@@ -128,91 +70,163 @@ def interleaved(
 
 
 def forked(
+    unit,
     model: LLM,
     pages: Pages,
-    copy_blocks: Callable,
     table,
     prompt: Sequence[int],
-    continuations: Sequence[Sequence],
+    continuations: Mapping[str, Sequence[int]],
     max_tokens: int = MAX_TOKENS,
-) -> list[list[int]]:
+) -> Answers:
     """The answers to continuations of a prompt of 2 tokens or more, which is computed once, all but its last token."""
-    next(through_table(model, pages, copy_blocks, table, prompt[:-1], 1))
-    forks = [(table.fork(), tokens) for tokens in continuations]
-    return [list(through_table(model, pages, copy_blocks, fork, tokens, max_tokens)) for fork, tokens in forks]
+    for _ in unit.generate(model, pages, table, prompt[:-1], 1):
+        pass
+    forks = {id: table.fork() for id in continuations}
+    got = in_turn(unit, model, pages, forks, continuations, max_tokens)
+    for fork in forks.values():
+        fork.release()
+    return got
 
 
 def prefix_cached(
-    model: LLM, pages: Pages, copy_blocks: Callable, table_class: type, cache, prompts: Mapping
+    unit, model: LLM, pages: Pages, cache, prompts: Mapping[str, Sequence[int]], max_tokens: int = MAX_TOKENS
 ) -> tuple[Answers, int]:
     """The answers of requests one after another, and how many tokens of prompts were found in the cache."""
     got: Answers = {}
     hits = 0
     for id, prompt in prompts.items():
-        table = table_class(cache)
+        table = unit.ForkableTable(cache)
         table.blocks, table.num_tokens = cache.match(prompt)
         hits += table.num_tokens
-        got[id] = list(through_table(model, pages, copy_blocks, table, prompt, MAX_TOKENS))
+        got |= in_turn(unit, model, pages, {id: table}, {id: prompt}, max_tokens)
         cache.insert([*prompt, *got[id]][: table.num_tokens], table.blocks)
         table.release()
     return got, hits
 
 
+def paged_kv(
+    generate: Callable,
+    BlockAllocator: type,
+    ForkableTable: type,
+    PrefixCache: type,
+    write_kv: Callable,
+    paged_attention: Callable,
+    num_blocks: int = 64,
+    block_size: int = 8,
+) -> None:
+    """Serve the tiny model with `generate` on the parts of unit 03 and print how the answers compare.
+
+    - paged: requests in turns, a token each, so that their blocks lie interleaved;
+    - forked: one prompt, computed once and forked before its last token;
+    - prefix-cached: one request after another, each beginning with what the cache has of those before.
+    """
+    parts = {"write_kv": write_kv, "paged_attention": paged_attention, "ForkableTable": ForkableTable}
+    unit = SimpleNamespace(generate=generate, **parts)
+    model, prompts = tiny_model(), tiny_prompts()
+    want = plain_loop(model, prompts)
+
+    def empty() -> Pages:
+        return Pages.empty(model.config, num_blocks, block_size, unit, torch.float64)
+
+    pool = BlockAllocator(num_blocks, block_size)
+    report("paged", in_turn(unit, model, empty(), {id: ForkableTable(pool) for id in prompts}, prompts), want)
+    prompt = prompts["r0"]
+    twins = {"same": prompt, "other": [*prompt, *want["r1"][:1]]}
+    table = ForkableTable(BlockAllocator(num_blocks, block_size))
+    report("forked", forked(unit, model, empty(), table, prompt, twins), plain_loop(model, twins))
+    got, hits = prefix_cached(unit, model, empty(), PrefixCache(num_blocks, block_size), prompts)
+    report("prefix-cached", got, want, f"; tokens found in the cache: {hits}")
+
+
 # -- unit 04: many requests in one batch
 
 
-def batched(
-    model: LLM, scheduler, flatten_batch: Callable, kv, pages: Pages, prompts: Mapping, want: Mapping
-) -> tuple[Answers, str]:
-    """Let a scheduler serve known answers, and compare what the model says behind every token of every step.
+@dataclass
+class Step:
+    """What a step did: its plan, how many tokens went through the model, the rows that were taken, what came of them.
 
-    The scheduler is told the plain loop's tokens, so this is a test of a server and no server. Returns the tokens that
-    the model gave, and how many steps, preemptions and tokens computed there were.
+    ``scores`` are the logits of the tokens in ``outputs``.
     """
-    known = {id: list(prompt) for id, prompt in prompts.items()}
-    computed, steps, lost, tokens = dict.fromkeys(known, 0), 0, 0, 0
-    got: Answers = {id: [] for id in known}
-    for id, prompt in prompts.items():
-        scheduler.add(Request(id, len(prompt), len(want[id])))
-    while any(len(got[id]) < len(want[id]) for id in known):
-        plan = scheduler.schedule()
-        if not plan.scheduled and not plan.preempted:
-            raise RuntimeError(f"step {steps}: nothing is scheduled, but requests are not finished")
-        computed |= dict.fromkeys(plan.preempted, 0)
-        lost += len(plan.preempted)
-        if not plan.scheduled:
-            continue
-        batch = flatten_batch(plan, known, computed, kv)
-        with torch.no_grad():
-            said = model.logits(model.forward(batch.tokens, batch.positions, pages.bind(batch))).argmax(-1)
-        outputs = _compare(plan, said.split(batch.query_lens), known, computed, got, want)
-        scheduler.finish_step(plan, outputs)
-        steps, tokens = steps + 1, tokens + plan.num_tokens
-    return got, f"; steps: {steps}, tokens computed: {tokens}, preemptions: {lost}"
+
+    scheduled: dict[str, int] = field(default_factory=dict)
+    preempted: list[str] = field(default_factory=list)
+    computed: int = 0
+    rows: Mapping[str, int] = field(default_factory=dict)
+    outputs: dict[str, int] = field(default_factory=dict)
+    scores: dict[str, float] = field(default_factory=dict)
 
 
-def _compare(plan, said: Sequence[Tensor], known: dict, computed: dict, got: dict, want: Mapping) -> dict[str, int]:
-    """Write down the tokens that are new; of those said before, a request computed again must say the same."""
-    outputs = {}
-    for (id, n), rows in zip(plan.scheduled.items(), said, strict=True):
-        first = len(known[id]) - len(got[id])  # the place of the answer's first token
-        for place, token in enumerate(rows.tolist(), start=computed[id] + 1):
-            if first <= place < len(known[id]):
-                got[id][place - first] = token
-        computed[id] += n
-        if computed[id] == len(known[id]):
-            outputs[id] = want[id][len(got[id])]
-            got[id].append(int(rows[-1]))
-            known[id].append(outputs[id])
-    return outputs
-
-
-def continuous_batching(flatten_batch: Callable, servers: Mapping[str, tuple[Callable, int]], unit) -> None:
-    """Serve the tiny model with schedulers of unit 04 and print how the answers compare.
+class Server:
+    """A scheduler, a flat batch, pages and the model: each step computes what is planned, and keeps a `Step` of it.
 
     Parameters
     ----------
-    flatten_batch : callable
+    model : LLM
+        Over all of its weights.
+    scheduler : Scheduler
+        Made with ``kv``.
+    flatten_batch, sampled_rows : callable
+        The functions of unit 04.
+    kv : PagedKV
+        Which blocks a request has.
+    pages : Pages
+        What is in the blocks; as many as ``kv`` has.
+    """
+
+    def __init__(self, model: LLM, scheduler, flatten_batch: Callable, sampled_rows: Callable, kv, pages: Pages):
+        self.model, self.scheduler, self.kv, self.pages = model, scheduler, kv, pages
+        self.flatten_batch, self.sampled_rows = flatten_batch, sampled_rows
+        self.tokens: dict[str, list[int]] = {}  # known ones, prompt and answer
+        self.num_computed: dict[str, int] = {}  # how many of them are in the pages
+        self.answers: Answers = {}
+        self.going: set[str] = set()
+        self.steps: list[Step] = []
+
+    def add(self, id: str, prompt: Sequence[int], max_tokens: int) -> None:
+        """Hand a request to the scheduler."""
+        self.tokens[id], self.num_computed[id], self.answers[id] = list(prompt), 0, []
+        self.scheduler.add(Request(id, len(prompt), max_tokens))
+        self.going.add(id)
+
+    def run(self, max_steps: int = 10_000) -> None:
+        """Go on until all requests are finished or the scheduler plans nothing, for so many steps at most."""
+        while self.going and len(self.steps) < max_steps:
+            step = Step()
+            self.steps.append(step)
+            planned = self.scheduler.schedule()
+            step.scheduled, step.preempted = dict(planned.scheduled), list(planned.preempted)
+            if not planned.scheduled and not planned.preempted:
+                return
+            self.num_computed |= dict.fromkeys(planned.preempted, 0)
+            if planned.scheduled:
+                self._compute(planned, step)
+                self.going -= set(self.scheduler.finish_step(planned, step.outputs))
+
+    @torch.no_grad()
+    def _compute(self, plan, step: Step) -> None:
+        batch = self.flatten_batch(plan, self.tokens, self.num_computed, self.kv)
+        kv = self.pages.bind(batch)
+        hidden = self.model.forward(batch.tokens, batch.positions, kv)
+        step.computed = len(hidden)
+        step.rows = self.sampled_rows(plan, self.tokens, self.num_computed)
+        scores, said = self.model.logits(hidden[list(step.rows.values())]).max(-1)
+        step.outputs = dict(zip(step.rows, said.tolist(), strict=True))
+        step.scores = dict(zip(step.rows, scores.tolist(), strict=True))
+        for id, n in plan.scheduled.items():
+            self.num_computed[id] += n
+        for id, token in step.outputs.items():
+            self.tokens[id].append(token)
+            self.answers[id].append(token)
+
+
+def continuous_batching(
+    sampled_rows: Callable, flatten_batch: Callable, servers: Mapping[str, tuple[Callable, int]], unit
+) -> None:
+    """Serve the tiny model with schedulers of unit 04 and print how the answers compare, and what was computed.
+
+    Parameters
+    ----------
+    sampled_rows, flatten_batch : callable
         The learner's.
     servers : mapping
         Of each way of serving what makes its scheduler out of a ``PagedKV``, and how many blocks of 8 there are.
@@ -223,9 +237,15 @@ def continuous_batching(flatten_batch: Callable, servers: Mapping[str, tuple[Cal
     want = plain_loop(model, prompts)
     for way, (make, num_blocks) in servers.items():
         kv = PagedKV(unit.BlockAllocator(num_blocks, 8))
-        pages = Pages.empty(model.config, num_blocks, 8, unit, torch.float64)
-        got, note = batched(model, make(kv), flatten_batch, kv, pages, prompts, want)
-        report(way, got, want, note)
+        pages = Pages.of(model, num_blocks, 8, unit)
+        server = Server(model, make(kv), flatten_batch, sampled_rows, kv, pages)
+        for id, prompt in prompts.items():
+            server.add(id, prompt, MAX_TOKENS)
+        server.run()
+        rows, tokens = (sum(counts) for counts in zip(*((len(s.rows), s.computed) for s in server.steps), strict=True))
+        lost = sum(len(step.preempted) for step in server.steps)
+        note = f"; steps: {len(server.steps)}, tokens computed: {tokens}, rows sampled: {rows}, preemptions: {lost}"
+        report(way, server.answers, want, note)
 
 
 # -- unit 06: the same layers over ranks

@@ -1,0 +1,259 @@
+"""Check of `generate`: with all of the unit's parts under it, the tiny model has to give the plain loop's tokens.
+
+What the plain loop says is in ``expected``: the reference's tokens, which a test compares with that loop. So that
+nobody passes who computes the answers beside the pages, the driver writes down every forward pass: the positions that
+went in, and in how many layers attention read the pages. Slots that nobody has written hold NaN.
+"""
+
+import traceback
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from itertools import islice
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+from servelab.exercise import Case, CaseSpec
+from servelab.exercises.paged_kv import _steps as steps
+from servelab.plain import plain
+
+ANSWERS = ("generate", "BlockAllocator", "ForkableTable", "PrefixCache", "write_kv", "paged_attention")
+EARLIER = ANSWERS[1:]
+ONE, STOPS, ONCE, ROOM = "one request", "stops in time", "each token is computed once", "room for what is computed"
+TURNS, FORK, CACHED = "requests in turn", "a fork goes on", "a cached prefix is not computed"
+KEPT = steps.UNCHANGED
+CASES = (
+    CaseSpec(ONE, hint=1, weight=3),
+    CaseSpec(ONCE, hint=2, weight=2),
+    CaseSpec(ROOM, hint=3, weight=2),
+    CaseSpec(STOPS, hint=3, weight=2),
+    CaseSpec(TURNS, hint=3, weight=2),
+    CaseSpec(FORK, hint=3, weight=3),
+    CaseSpec(CACHED, hint=1, weight=3),
+    CaseSpec(KEPT, hint=1),
+)
+LOOKED_AT = {  # the kinds of problems that fail a case
+    ONE: ("tokens",),
+    STOPS: ("tokens", "room"),
+    ONCE: ("passes",),
+    ROOM: ("room",),
+    TURNS: ("tokens", "passes", "room"),
+    FORK: ("tokens", "passes", "room"),
+    CACHED: ("tokens", "passes", "room"),
+    KEPT: ("tokens", "kept"),
+}
+ALSO = {ONE: (ONCE, ROOM, KEPT), TURNS: (KEPT,), FORK: (KEPT,), CACHED: (KEPT,)}
+NO_EOS = -1
+
+
+class EarlierExercise(RuntimeError):
+    """A part that an earlier exercise of this unit asks for is not there yet."""
+
+
+def challenges(rng: Random) -> list[dict]:
+    """One request, then several in each way. Prompts are pieces of the tiny model's own texts."""
+    short, long, *others = (_piece(rng, length) for length in (5, 17, 7, 10, 6))
+    begin = _piece(rng, 9)
+    cached = [begin + _piece(rng, 2), begin[:7] + _piece(rng, 4), begin[:8], begin[:8] + _piece(rng, 5)]
+    return [
+        _asked(ONE, "in turn", [short], 4, block_size=4, num_blocks=4),
+        _asked(ONE, "in turn", [long], 8, block_size=3, num_blocks=10),
+        _asked(STOPS, "in turn", [long], 1, block_size=3, num_blocks=8),
+        _stopping(rng),
+        _asked(TURNS, "in turn", others, 6, block_size=4, num_blocks=12),
+        _asked(FORK, "forked", _forks(rng), 6, block_size=8, num_blocks=12),
+        _asked(CACHED, "prefix-cached", cached, 4, block_size=4, num_blocks=24),
+    ]
+
+
+def _asked(case: str, way: str, prompts: list[str], max_tokens: int, **sizes: int) -> dict:
+    return {"case": case, "way": way, "prompts": prompts, "max_tokens": max_tokens, "eos": NO_EOS} | sizes
+
+
+def _piece(rng: Random, length: int) -> str:
+    """Of a text of the workloads, from anywhere in it: the model is less sure in the middle of a word."""
+    from servelab.llm.engine import workload
+
+    text = rng.choice(workload("w32").texts)
+    start = rng.randrange(len(text) - length)
+    return text[start : start + length]
+
+
+def _forks(rng: Random) -> list[str]:
+    """A prompt whose last token lies early in a block, and others that go on in that block in their own ways."""
+    prompt = _piece(rng, 11)
+    while True:
+        tails = [_piece(rng, length) for length in (4, 5)]
+        if len({prompt[-1], *(tail[0] for tail in tails)}) == 3:
+            return [prompt, *(prompt[:-1] + tail for tail in tails)]
+
+
+def _stopping(rng: Random) -> dict:
+    """Two prompts; one of them says the end-of-sequence token after a smaller and a larger token."""
+    from servelab.llm.thread import plain_loop, tiny_model
+
+    while True:
+        asked = _asked(STOPS, "in turn", [_piece(rng, 6), _piece(rng, 6)], 8, block_size=4, num_blocks=8)
+        answers = list(plain_loop(tiny_model(), _tokens(asked["prompts"]), 8).values())
+        for eos in answers[0][2:6]:
+            before = answers[0][: answers[0].index(eos)]
+            if before and min(before) < eos < max(before) and eos not in answers[1]:
+                return asked | {"eos": eos}
+
+
+def _tokens(prompts: list[str]) -> dict[str, list[int]]:
+    return {f"r{n}": list(prompt.encode()) for n, prompt in enumerate(prompts)}
+
+
+def drive(asked: dict, *answers: Any) -> dict:
+    """Serve the prompts with the tiny model in float64, and write down tokens, forward passes and what was held."""
+    try:
+        return _serve(asked, answers)
+    except NotImplementedError as error:
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        if frame.f_code.co_name == "generate":
+            raise
+        raise EarlierExercise(f"{frame.f_code.co_qualname} is not written yet; this check needs it") from None
+
+
+def _serve(asked: dict, answers: tuple) -> dict:
+    from servelab.llm import thread
+
+    served = _Served(asked, SimpleNamespace(**dict(zip(ANSWERS, answers, strict=True))))
+    prompts, most = _tokens(asked["prompts"]), asked["max_tokens"]
+    tables = {}
+    if asked["way"] == "prefix-cached":
+        got, _ = thread.prefix_cached(*served.parts, served.pool, prompts, most)
+    elif asked["way"] == "forked":
+        tables = {"the forked table": served.unit.ForkableTable(served.pool)}
+        got = thread.forked(*served.parts, tables["the forked table"], prompts["r0"], prompts, most)
+    else:
+        tables = {id: served.unit.ForkableTable(served.pool) for id in prompts}
+        got = thread.in_turn(*served.parts, tables, prompts, most)
+    held = {id: [table.num_tokens, len(table.blocks)] for id, table in tables.items()}
+    for table in tables.values():
+        table.release()
+    kept = prompts == _tokens(asked["prompts"])
+    return plain({"tokens": got, "passes": served.passes, "held": held, "free": served.pool.num_free, "kept": kept})
+
+
+@cache
+def _model() -> tuple:
+    """Configuration and weights of the tiny model in float64, read once."""
+    import torch
+
+    from servelab.llm import load
+
+    return load(dtype=torch.float64)
+
+
+class _Served:
+    """The tiny model on the learner's parts, watched."""
+
+    def __init__(self, asked: dict, unit: SimpleNamespace):
+        import torch
+
+        from servelab.llm import LLM
+        from servelab.llm.kv import Pages
+
+        self.passes: list[dict] = []
+        self._attended, self.unit = 0, unit
+        self._generate, self._attention = unit.generate, unit.paged_attention
+        unit.generate, unit.paged_attention = self._limited, self._counted
+        config, weights = _model()
+        model = LLM(replace(config, eos_token_id=asked["eos"]), weights)
+        self._forward, model.forward = model.forward, self._watched  # type: ignore[method-assign]
+        sizes = asked["num_blocks"], asked["block_size"]
+        self.pool = (unit.PrefixCache if asked["way"] == "prefix-cached" else unit.BlockAllocator)(*sizes)
+        pages = Pages.empty(config, *sizes, unit, torch.float64)
+        for k_cache, v_cache in pages.caches:
+            k_cache.fill_(float("nan")), v_cache.fill_(float("nan"))
+        self.parts = unit, model, pages
+
+    def _limited(self, *given: Any) -> Iterator:
+        """The learner's `generate`, ended where it does not end by itself."""
+        return islice(self._generate(*given), given[-1] + 1)
+
+    def _counted(self, *given: Any) -> Any:
+        self._attended += 1
+        return self._attention(*given)
+
+    def _watched(self, tokens: Any, positions: Any, kv: Any) -> Any:
+        before = self._attended
+        hidden = self._forward(tokens, positions, kv)
+        self.passes.append({"positions": positions.tolist(), "layers": self._attended - before})
+        return hidden
+
+
+def judge(asked: dict, transcript: dict, expected: dict) -> list[Case]:
+    """Tokens, passes and room are determined."""
+    found = dict(_problems(asked, transcript, expected))
+    names = (asked["case"], *ALSO.get(asked["case"], ()))
+    return [_case(name, found) for name in names]
+
+
+def _case(name: str, found: dict[str, str]) -> Case:
+    problem = next((found[kind] for kind in LOOKED_AT[name] if kind in found), "")
+    return Case(name, not problem, problem)
+
+
+def _problems(asked: dict, got: dict, want: dict) -> Iterator[tuple[str, str]]:
+    """What is not as it should be, a message for each kind."""
+    for id, due in want["tokens"].items():
+        if got["tokens"][id] != due:
+            yield "tokens", _other_tokens(id, got["tokens"][id], due)
+            break
+    if got["passes"] != want["passes"]:
+        yield "passes", _other_pass(got["passes"], want["passes"])
+    for id, (tokens, blocks) in want["held"].items():
+        if got["held"][id] != [tokens, blocks]:
+            now, in_blocks = map(steps.shown, got["held"][id])
+            yield "room", f"at its end {id} has room for {now} tokens in {in_blocks} blocks, not {tokens} in {blocks}"
+            break
+    else:
+        if got["free"] != want["free"]:
+            free = steps.shown(got["free"])
+            yield "room", f"after all tables were released {free} blocks are free, not {want['free']}"
+    if got["kept"] is not True:
+        yield "kept", "the tokens that were handed over have changed; they stay the caller's"
+
+
+def _other_tokens(id: str, got: Any, due: list[int]) -> str:
+    """Where an answer leaves that of the plain loop."""
+    at = next((n for n, pair in enumerate(zip(got, due, strict=False)) if pair[0] != pair[1]), None)
+    if at is None:
+        return f"{id}: the plain loop gives {len(due)} tokens, you give {len(got)}"
+    same = f", after {at} that are right" if at else ""
+    return f"{id}: token {at} is {steps.shown(got[at])}; the plain loop says {due[at]} ({bytes([due[at]])!r}){same}"
+
+
+def _other_pass(got: list, due: list) -> str:
+    """The first forward pass that is another than it should be."""
+    at = next((n for n, pair in enumerate(zip(got, due, strict=False)) if pair[0] != pair[1]), None)
+    if at is None:
+        return f"expected {len(due)} forward passes over all requests, got {len(got)}"
+    now, then = got[at], due[at]
+    if now["positions"] != then["positions"]:
+        return f"pass {at} should compute {_span(then['positions'])}, and computes {_span(now['positions'])}"
+    return f"in pass {at} attention reads the pages {now['layers']} times, not once for each of {then['layers']} layers"
+
+
+def _span(positions: Any) -> str:
+    listed = steps.shown(positions)
+    return f"positions {listed}" if isinstance(positions, list) and len(positions) != 1 else f"position {listed[1:-1]}"
+
+
+def show(asked: dict) -> str:
+    """The run as Python."""
+    names = ", ".join(ANSWERS)
+    return f"from servelab.exercises.paged_kv.token_exact import play\n\nplay({asked!r},\n     {names})"
+
+
+def play(asked: dict, *answers: Any) -> None:
+    """Serve the prompts of a challenge, and print each answer and what each forward pass computed."""
+    ran = drive(asked, *answers)
+    for id, prompt in _tokens(asked["prompts"]).items():
+        print(f"{id}: {bytes(prompt)!r} -> {ran['tokens'][id]}")
+    for number, done in enumerate(ran["passes"]):
+        print(f"pass {number}: {_span(done['positions'])}")
