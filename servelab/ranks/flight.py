@@ -68,15 +68,21 @@ class Snapshot(NamedTuple):
 
 
 class FlightRecorder:
-    """One rank's recorder. The starting process creates it; the rank opens it and writes."""
+    """One rank's recorder. The starting process creates it; the rank opens it and writes.
 
-    def __init__(self, path: Path, create: bool = False):
+    Without a ``path`` it is for the threads of one process.
+    """
+
+    def __init__(self, path: Path | None = None, create: bool = False):
         size = HEADER.size + SLOT * SLOTS
-        if create:
-            path.touch()
-            os.truncate(path, size)
-        with open(path, "r+b") as file:
-            self.memory = mmap.mmap(file.fileno(), size)
+        if path is None:
+            self.memory = mmap.mmap(-1, size)
+        else:
+            if create:
+                path.touch()
+                os.truncate(path, size)
+            with open(path, "r+b") as file:
+                self.memory = mmap.mmap(file.fileno(), size)
         self.posted = 0
 
     def state(self, name: str, call: int = 0) -> None:

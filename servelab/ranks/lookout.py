@@ -8,10 +8,8 @@ import contextlib
 import os
 import pickle
 import sys
-import tempfile
 import threading
 from datetime import timedelta
-from pathlib import Path
 from time import perf_counter, sleep
 from typing import Any
 
@@ -44,13 +42,12 @@ class Lookout:
     def __init__(self, rank: int, size: int, stall: float, run: str):
         self.rank, self.size, self.stall = rank, size, stall
         self.prefix = "/".join(["servelab", *(os.environ.get(name, "") for name in JOB), run])
+        self.recorder = FlightRecorder()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> FlightRecorder:
         """The recorder that the rank is to write to."""
-        self._folder = tempfile.TemporaryDirectory(prefix="servelab-ranks-")
-        self.recorder = FlightRecorder(Path(self._folder.name, "recorder"), create=True)
         self._thread.start()
         return self.recorder
 
@@ -58,7 +55,6 @@ class Lookout:
         self._over.set()
         self._thread.join()
         self.recorder.close()
-        self._folder.cleanup()
 
     def _watch(self) -> None:
         store, told = None, None
