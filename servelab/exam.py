@@ -1,8 +1,9 @@
 """``servelab exam``: the proof of the graders, as a kill table.
 
-For every exercise the reference must score 1 and the untouched stub 0; every named wrong answer must lose points in
-the case that it was written for, every right one must score 1; and the judge must kill the mutants of the reference.
-A mutant that survives is either explained as equivalent in ``tests/survivors.toml`` or a fault.
+For every exercise the reference must score 1, and the untouched stub and bodies that do nothing 0; every named wrong
+answer must lose points in the case that it was written for, every right one must score 1; and the judge must kill the
+mutants of the reference. A mutant that survives is either explained as equivalent in ``tests/survivors.toml`` or a
+fault.
 """
 
 import argparse
@@ -31,6 +32,7 @@ EXTRA_SEED = 7919  # mutants and right answers also meet challenges that no lear
 MIN_KILLED = 0.98
 LONG = 0.2  # seconds of CPU for one challenge
 MIN_RIGHT = 2
+TRIVIAL = ("pass", "return 0", "return []", "raise ValueError")  # bodies that must earn nothing either
 KEY = ("where", "operator", "before", "after")
 
 
@@ -99,7 +101,7 @@ class Record:
         if self.reference != 1:
             found.append(f"the reference scores {self.reference:.2f}, not 1")
         if self.stub != 0:
-            found.append(f"the untouched stub scores {self.stub:.2f}, not 0")
+            found.append(f"the untouched stub, or one that does nothing, scores {self.stub:.2f}, not 0")
         for name, caught in self.wrong.items():
             if not caught.right:
                 lost = ", ".join(caught.failed) or "no case"
@@ -340,7 +342,10 @@ class Exam:
         record.points = checks[0].nbgrader.get("points")
         unwritten = tuple(mutants.stub(cell) for cell in cells)
         alone = tuple(mutants.stub(cell) if cell == solutions[0] else cell for cell in cells)
-        tasks = [Task(name, "reference"), Task(name, "stub", cells=unwritten), Task(name, "stub", cells=alone)]
+        trivial = [
+            tuple(mutants.stub(cell, body) if cell == solutions[0] else cell for cell in cells) for body in TRIVIAL
+        ]
+        tasks = [Task(name, "reference"), *(Task(name, "stub", cells=each) for each in (unwritten, alone, *trivial))]
         record.stub = 0.0  # each stub may raise it
         named = answers.named_answers(subject, self.roots.answers)
         tasks += [Task(name, "named", answer.name) for answer in named]

@@ -23,7 +23,7 @@ import pkgutil
 import re
 import traceback
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -41,11 +41,16 @@ CELL_FILE = re.compile(r"^<ipython-input|ipykernel_\d+[\\/]")  # how IPython nam
 
 @dataclass(frozen=True)
 class CaseSpec:
-    """A case as the exercise defines it: its name, the hint to open when it fails, and its share of the points."""
+    """A case as the exercise defines it: its name, the hint to open when it fails, and its share of the points.
+
+    ``alone`` is False where code that does nothing, or refuses everything, passes: "leaves its input alone". Such a
+    case counts only if one that counts alone has passed.
+    """
 
     name: str
     hint: int = 1
     weight: int = 1
+    alone: bool = True
 
 
 @dataclass(frozen=True)
@@ -293,7 +298,17 @@ def judge(exercise: Exercise, probes: list[Probe], recorded: Any) -> Verdict:
         failed_on, failure = (unjudged | failures).get(spec.name, (None, Case(spec.name, True)))
         found_out = (failure.message, failed_on, failure.hint, judged)
         cases.append(CaseVerdict(spec, covered[spec.name], *found_out))
+    alone = [case for case in cases if case.spec.alone and case.covered]
+    if alone and not any(case.passed for case in alone):
+        cases = [_worthless(case, probes) if case.passed else case for case in cases]
     return Verdict(exercise.name, tuple(cases))
+
+
+def _worthless(case: CaseVerdict, probes: list[Probe]) -> CaseVerdict:
+    """A passed case that proves nothing, since no other has passed."""
+    first = next(index for index, probe in enumerate(probes) if case.spec.name in probe.cases)
+    message = "code that does nothing passes this, too; it counts beside another case"
+    return replace(case, message=message, failed_on=first, judged=False)
 
 
 def _judge_one(exercise: Exercise, probe: Probe, outcome: Any) -> list[Case]:

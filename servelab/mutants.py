@@ -94,13 +94,17 @@ def solution_lines(source: str) -> set[int]:
     return found if marked else set(range(1, len(source.splitlines()) + 1))
 
 
-def stub(cell: Cell) -> Cell:
-    """The cell as learners get it, made by nbgrader itself; unchanged unless it is a solution cell."""
+def stub(cell: Cell, body: str = "") -> Cell:
+    """The cell as learners get it, made by nbgrader itself; unchanged unless it is a solution cell.
+
+    ``body`` is what stands there in place of what a learner is to write, if it is not nbgrader's own.
+    """
     from nbformat.v4 import new_code_cell
     from nbgrader.preprocessors import ClearSolutions
 
     released = new_code_cell(cell.source, metadata={"nbgrader": cell.nbgrader})
-    released, _ = ClearSolutions().preprocess_cell(released, {"language": "python"}, 0)
+    clear = ClearSolutions(code_stub={"python": body}) if body else ClearSolutions()
+    released, _ = clear.preprocess_cell(released, {"language": "python"}, 0)
     return replace(cell, source=released.source)
 
 

@@ -69,7 +69,7 @@ from servelab.exercise import Case, CaseSpec
 from servelab.plain import close, plain
 
 ANSWERS = ("total",)
-CASES = (CaseSpec("adds"), CaseSpec("empty"))
+CASES = (CaseSpec("adds"), CaseSpec("one number"))
 
 def challenges(rng):
     return [[], [5], [3, 0, -4], [rng.randint(10, 99) for _ in range(4)]]
@@ -78,7 +78,7 @@ def drive(numbers, total):
     return plain(total(numbers))
 
 def judge(numbers, got, expected):
-    return [Case("adds" if numbers else "empty", close(got, expected))]
+    return [Case("one number" if len(numbers) == 1 else "adds", close(got, expected))]
 """
 
 # The judge looks at the count only where there is one, so it grants a stub's None and misses much.
@@ -214,7 +214,7 @@ def test_a_sound_exercise_has_no_faults(records):
 
 def test_a_wrong_answer_that_hangs_fails_every_case(records):
     caught = records["sound"].wrong["hangs"]
-    assert caught.score == 0 and caught.failed == ("adds", "empty") and caught.right
+    assert caught.score == 0 and caught.failed == ("adds", "one number") and caught.right
 
 
 def test_an_answer_that_is_data(records):
@@ -225,7 +225,7 @@ def test_an_answer_that_is_data(records):
 @pytest.mark.parametrize(
     "fault",
     [
-        "the untouched stub scores 1.00, not 0",
+        "the untouched stub, or one that does nothing, scores 1.00, not 0",
         "wrong answer 'always seven': must fail 'counts', failed no case",
         "wrong answer 'caught elsewhere': must fail 'runs', failed counts",
         "right answer 'judged too hard' scores 0.50, not 1",

@@ -1,5 +1,6 @@
 """The framework of an exercise: verdicts, scores, and a judge that no transcript can break or buy."""
 
+from dataclasses import replace
 from random import Random
 from types import ModuleType
 
@@ -64,6 +65,20 @@ def test_a_partial_answer_earns_its_weights_and_is_shown_its_smallest_failure():
     assert not found.passed and found.fraction == 0.75 and found.score(10) == 7.5
     assert (found.first_failure.spec.name, found.first_failure.failed_on) == ("doubles", 2)
     assert "expected" in found.first_failure.message
+
+
+def test_what_doing_nothing_passes_counts_beside_something_only():
+    toy = replace(TOY, cases=(CASES[0], replace(CASES[1], alone=False)))
+    zero, right_once = lambda n: 0, lambda n: 2 * n if n < 2 else 0
+    for double, fraction in ((zero, 0), (reference, 1)):
+        found = judge(toy, PROBES, [record(toy, probe.challenge, (double,)) for probe in PROBES])
+        assert found.fraction == fraction
+    only_zero = PROBES[:1]  # challenges that test nothing else are judged as they are: mutants meet them one by one
+    assert judge(toy, only_zero, [record(toy, 0, (zero,))]).cases[1].passed
+    found = judge(toy, PROBES[:2], [record(toy, probe.challenge, (right_once,)) for probe in PROBES[:2]])
+    assert found.passed
+    shown = judge(toy, PROBES, [record(toy, probe.challenge, (zero,)) for probe in PROBES]).cases[1]
+    assert not shown.judged and shown.message.startswith("code that does nothing passes this")
 
 
 def test_the_first_failure_is_of_the_most_basic_case_and_its_smallest_challenge():

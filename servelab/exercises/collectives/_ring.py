@@ -12,17 +12,17 @@ from servelab.plain import decode_array, type_name
 ELEMENTS, RING, AT_ONCE = "sends no more than it must", "talks to its neighbours only", "all links work at once"
 STRIDED = "no strided tensor comes back unchanged"
 REFUSALS = (RuntimeError, ValueError, TypeError)
-BASIC = (CaseSpec(ranks.RUNS, hint=1), CaseSpec(ranks.OWN_MESSAGES, hint=1))
+BASIC = (CaseSpec(ranks.RUNS, hint=1, alone=False), CaseSpec(ranks.OWN_MESSAGES, hint=1, alone=False))
 GENERAL = (
     CaseSpec(ranks.ANY, hint=2, weight=2),
-    CaseSpec(ranks.ALONE, hint=2),
+    CaseSpec(ranks.ALONE, hint=2, alone=False),
     CaseSpec(ranks.UNEVEN, hint=3, weight=2),
     CaseSpec(ELEMENTS, hint=2, weight=3),
-    CaseSpec(RING, hint=1),
-    CaseSpec(AT_ONCE, hint=1),
+    CaseSpec(RING, hint=1, alone=False),
+    CaseSpec(AT_ONCE, hint=1, alone=False),
     CaseSpec(ranks.GROUP, hint=3, weight=2),
     CaseSpec(ranks.SHAPES, hint=3),
-    CaseSpec(STRIDED, hint=3),
+    CaseSpec(STRIDED, hint=3, alone=False),
 )
 
 

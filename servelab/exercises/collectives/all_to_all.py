@@ -9,13 +9,13 @@ from servelab.plain import plain
 ANSWERS = ("all_to_all",)
 PARTS, KEEPS, ONCE = "part j of rank i becomes part i of rank j", "leaves its inputs alone", "sends each part once"
 CASES = (
-    CaseSpec(ranks.RUNS, hint=2),
-    CaseSpec(ranks.OWN_MESSAGES, hint=1),
+    CaseSpec(ranks.RUNS, hint=2, alone=False),
+    CaseSpec(ranks.OWN_MESSAGES, hint=1, alone=False),
     CaseSpec(PARTS, hint=1, weight=3),
     CaseSpec(ranks.ANY, hint=2, weight=2),
     CaseSpec(ranks.ALONE, hint=1),
     CaseSpec(ranks.UNEVEN, hint=1, weight=2),
-    CaseSpec(KEEPS, hint=1),
+    CaseSpec(KEEPS, hint=1, alone=False),
     CaseSpec(ONCE, hint=1, weight=2),
     CaseSpec(ranks.GROUP, hint=3, weight=2),
 )

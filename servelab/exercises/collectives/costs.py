@@ -14,9 +14,9 @@ CASES = (
     CaseSpec(RING, hint=1, weight=2),
     CaseSpec(TREE, hint=2, weight=2),
     CaseSpec(ODD, hint=2),
-    CaseSpec(ALONE, hint=2),
+    CaseSpec(ALONE, hint=2, alone=False),
     CaseSpec(CROSS, hint=3, weight=2),
-    CaseSpec(NEVER, hint=3),
+    CaseSpec(NEVER, hint=3, alone=False),
 )
 COSTS = ("naive_cost", "ring_cost", "tree_cost")
 RTOL = 1e-9

@@ -9,11 +9,11 @@ from servelab.plain import plain
 ANSWERS = ("naive_all_reduce",)
 SUMS, ROOT = "every rank holds the sum", "all goes through the first rank"
 CASES = (
-    CaseSpec(ranks.RUNS, hint=1),
-    CaseSpec(ranks.OWN_MESSAGES, hint=1),
+    CaseSpec(ranks.RUNS, hint=1, alone=False),
+    CaseSpec(ranks.OWN_MESSAGES, hint=1, alone=False),
     CaseSpec(SUMS, hint=1, weight=3),
     CaseSpec(ranks.ANY, hint=2),
-    CaseSpec(ranks.ALONE, hint=2),
+    CaseSpec(ranks.ALONE, hint=2, alone=False),
     CaseSpec(ROOT, hint=2, weight=2),
     CaseSpec(ranks.GROUP, hint=3, weight=2),
     CaseSpec(ranks.SHAPES, hint=2),

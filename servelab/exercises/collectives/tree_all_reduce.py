@@ -10,13 +10,13 @@ from servelab.ranks import Link
 ANSWERS = ("tree_all_reduce",)
 SUMS, ROUNDS, LOAD = "every rank holds the sum", "few rounds", "no rank is overloaded"
 CASES = (
-    CaseSpec(ranks.RUNS, hint=2),
-    CaseSpec(ranks.OWN_MESSAGES, hint=1),
+    CaseSpec(ranks.RUNS, hint=2, alone=False),
+    CaseSpec(ranks.OWN_MESSAGES, hint=1, alone=False),
     CaseSpec(SUMS, hint=1, weight=3),
     CaseSpec(ranks.ANY, hint=3, weight=3),
-    CaseSpec(ranks.ALONE, hint=3),
-    CaseSpec(ROUNDS, hint=1, weight=2),
-    CaseSpec(LOAD, hint=1, weight=2),
+    CaseSpec(ranks.ALONE, hint=3, alone=False),
+    CaseSpec(ROUNDS, hint=1, weight=2, alone=False),
+    CaseSpec(LOAD, hint=1, weight=2, alone=False),
     CaseSpec(ranks.GROUP, hint=2, weight=2),
     CaseSpec(ranks.SHAPES, hint=1),
 )

@@ -22,7 +22,7 @@ CASES = (
     CaseSpec(CONTEXTS, hint=1, weight=2),
     CaseSpec(SLOTS, hint=2, weight=3),
     CaseSpec(TABLES, hint=3, weight=2),
-    CaseSpec(KEPT, hint=3),
+    CaseSpec(KEPT, hint=3, alone=False),
 )
 FIELDS = ("tokens", "query_lens", "positions", "context_lens", "slot_mapping", "block_tables")
 CASE_OF = {

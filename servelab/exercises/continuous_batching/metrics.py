@@ -19,7 +19,7 @@ CASES = (
     CaseSpec(E2E, hint=1),
     CaseSpec(ITL, hint=1),
     CaseSpec(TPOT, hint=1, weight=2),
-    CaseSpec(ALONE, hint=1),
+    CaseSpec(ALONE, hint=1, alone=False),
     CaseSpec(LINEAR, hint=2, weight=2),
     CaseSpec(RUN, hint=2, weight=2),
     CaseSpec(BOTH, hint=3, weight=2),

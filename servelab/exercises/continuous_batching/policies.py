@@ -30,7 +30,7 @@ CASES = (
     CaseSpec(AGED, hint=1, weight=2),
     CaseSpec(ADMITS, hint=2, weight=3),
     CaseSpec(TIES, hint=2, weight=2),
-    CaseSpec(HEAD, hint=2, weight=2),
+    CaseSpec(HEAD, hint=2, weight=2, alone=False),
     CaseSpec(PREEMPTS, hint=3, weight=3),
     CaseSpec(NOW, hint=3, weight=2),
     CaseSpec(BACK, hint=2, weight=2),

@@ -10,7 +10,7 @@ from servelab.exercises.memory import _calls as calls
 ANSWERS = ("kv_room", "max_tokens", "max_concurrent")
 CASES = (
     CaseSpec("room beside the weights", hint=1, weight=3),
-    CaseSpec("no room at all", hint=1, weight=1),
+    CaseSpec("no room at all", hint=1, weight=1, alone=False),
     CaseSpec("tokens in one group of cards", hint=2, weight=2),
     CaseSpec("copies take room", hint=2, weight=2),
     CaseSpec("groups add up", hint=2, weight=2),

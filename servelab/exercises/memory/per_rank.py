@@ -17,7 +17,7 @@ CASES = (
     CaseSpec("weights of a dense model", hint=3, weight=3),
     CaseSpec("weights of experts", hint=3, weight=2),
     CaseSpec("the six layouts", hint=2, weight=3),
-    CaseSpec("refuses what does not divide", hint=1, weight=2),
+    CaseSpec("refuses what does not divide", hint=1, weight=2, alone=False),
 )
 judge, show = calls.judge, calls.show
 WINDOW: dict[str, Any] = {"sliding_window": 3, "sliding_layers": 1}

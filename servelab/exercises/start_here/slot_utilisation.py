@@ -10,8 +10,8 @@ CASES = (
     CaseSpec("one full batch", hint=1, weight=2),
     CaseSpec("the last batch may be partly filled", hint=2, weight=2),
     CaseSpec("several batches", hint=2, weight=3),
-    CaseSpec("leaves its input alone", hint=1),
-    CaseSpec("refuses misuse", hint=3),
+    CaseSpec("leaves its input alone", hint=1, alone=False),
+    CaseSpec("refuses misuse", hint=3, alone=False),
 )
 TOLERANCE = 1e-6  # a float32 is precise enough
 Q1 = [2000] + [20] * 8

@@ -13,9 +13,9 @@ CASES = (
     CaseSpec(LONGEST, 1, 2),
     CaseSpec(WORK, 1, 2),
     CaseSpec(ROUNDED, 2, 2),
-    CaseSpec(NO_MORE, 1, 2),
-    CaseSpec(lengths.KEPT, 1),
-    CaseSpec(lengths.MISUSE, 1),
+    CaseSpec(NO_MORE, 1, 2, alone=False),
+    CaseSpec(lengths.KEPT, 1, alone=False),
+    CaseSpec(lengths.MISUSE, 1, alone=False),
 )
 DIRECTED: tuple[tuple[str, int, list[int]], ...] = (
     (LONGEST, 3, [4]),

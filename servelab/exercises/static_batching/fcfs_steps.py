@@ -13,8 +13,8 @@ CASES = (
     CaseSpec(WHOLE, 1, 2),
     CaseSpec(ORDER, 2, 3),
     CaseSpec(HANDED, 2, 3),
-    CaseSpec(lengths.KEPT, 2),
-    CaseSpec(lengths.MISUSE, 1),
+    CaseSpec(lengths.KEPT, 2, alone=False),
+    CaseSpec(lengths.MISUSE, 1, alone=False),
 )
 DIRECTED: tuple[tuple[str, int, list[int]], ...] = (
     (ENOUGH, 1, [1]),

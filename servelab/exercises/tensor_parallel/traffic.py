@@ -11,7 +11,7 @@ ANSWERS = ("layer_elements", "tp_bytes", "boundary_bytes")
 LAYER, BACKWARD, ONE = "elements of a layer", "with the backward pass", "one rank sends nothing"
 FORWARD, BOUNDARY, SIZES = "bytes of a forward pass", "bytes of a pipeline boundary", "elements of other sizes"
 CASES = (
-    CaseSpec(ONE),
+    CaseSpec(ONE, alone=False),
     CaseSpec(LAYER, weight=3),
     CaseSpec(BACKWARD, weight=2),
     CaseSpec(FORWARD, weight=3),
