@@ -177,6 +177,19 @@ class PagedKV:
         """The blocks of a request, in the order of its tokens; none if it has none."""
         return list(self._tables.get(id, ()))
 
+    def adopt(self, id: str, blocks: list[int]) -> None:
+        """Begin the table of a request with blocks that have a reference for it already; `release` gives them back.
+
+        Raises
+        ------
+        ValueError
+            If the request holds blocks.
+        """
+        if id in self._tables:
+            raise ValueError(f"request {id} holds blocks already: its table cannot begin with others")
+        if blocks:
+            self._tables[id] = list(blocks)
+
     def reserve(self, id: str, num_tokens: int) -> None:
         """Make sure that a request has room for so many tokens in all. O(new blocks).
 

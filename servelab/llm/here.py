@@ -23,14 +23,14 @@ class Here:
         return self.tokenizer.apply_chat_template([{"role": "user", "content": text}])
 
 
-def model_here(dtype: torch.dtype | None = None) -> Here:
-    """SmolLM2-135M-Instruct if it was fetched and a person is there, otherwise the tiny model.
+def model_here(dtype: torch.dtype | None = None, real: bool = True) -> Here:
+    """SmolLM2-135M-Instruct if it is wanted, was fetched and a person is there; otherwise the tiny model.
 
     On a GPU where there is one, in bfloat16; otherwise in float32; or in the type that is asked for.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = dtype or (torch.bfloat16 if device == "cuda" else torch.float32)
-    if attended() and not fetch.problem():
+    if real and attended() and not fetch.problem():
         from servelab.llm import smollm
 
         return Here("SmolLM2-135M-Instruct", LLM(*smollm.load(dtype, device)), smollm.tokenizer())

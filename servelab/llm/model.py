@@ -76,7 +76,7 @@ class KV(Protocol):
 
 
 class LLM:
-    """The model on one rank: ``weights`` are the whole ones, or this rank's shard of them (`shard`)."""
+    """The model on one rank: ``weights`` are the whole ones, or this rank's part of them."""
 
     def __init__(self, config: LLMConfig, weights: Weights, comm: Communicator | None = None):
         self.config, self.weights, self.comm = config, weights, comm
@@ -136,34 +136,6 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary positions on [T, H, D]: element i turns with element i + D / 2."""
     first, second = x.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
-
-
-def shard(config: LLMConfig, weights: Weights, rank: int, size: int) -> tuple[LLMConfig, Weights]:
-    """A rank's part of the weights: query heads and MLP columns are split; KV heads are split, and copied past that.
-
-    Returns the configuration with the rank's numbers of heads, and its weights. Embedding and norms are whole.
-
-    Raises
-    ------
-    ValueError
-        If the heads or the MLP cannot be split evenly.
-    """
-    kv_parts = min(size, config.num_kv_heads)
-    if config.num_heads % size or config.num_kv_heads % kv_parts or size % kv_parts or config.intermediate_size % size:
-        raise ValueError(
-            f"{config.num_heads} query and {config.num_kv_heads} KV heads cannot be split over {size} ranks"
-        )
-
-    def cut(name: str, weight: Tensor) -> Tensor:
-        kind = name.rpartition(".")[2]
-        if kind in ("q", "gate", "up"):
-            return weight.chunk(size, dim=0)[rank]
-        if kind in ("k", "v"):
-            return weight.chunk(kv_parts, dim=0)[rank * kv_parts // size]
-        return weight.chunk(size, dim=1)[rank] if kind in ("o", "down") else weight
-
-    dims = asdict(config) | {"num_heads": config.num_heads // size, "num_kv_heads": config.num_kv_heads // kv_parts}
-    return LLMConfig(**dims), {name: cut(name, weight) for name, weight in weights.items()}
 
 
 def save(path: Path, config: LLMConfig, weights: Weights) -> None:

@@ -1,5 +1,6 @@
 """Pictures of a served trace: who runs in which iteration, how full the KV memory is, latency against throughput."""
 
+from bisect import bisect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -58,14 +59,15 @@ def timeline(served: Served, kv: Memory | None = None) -> Figure:
         axes, *below = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
         for row, id in enumerate(rows):
             _draw_row(axes, row, list(_spans(served, id)), _life(served, id), scale)
-        for start, end in _idle(served):
+        idle = _idle(served)
+        for start, end in idle:
             axes.axvspan(scale * start, scale * end, zorder=0, **style.area("idle", linewidth=0))
         axes.set(ylim=(len(rows) - 0.4, -0.6), xlim=(0, scale * served.seconds), ylabel="request")
         axes.set_yticks(range(len(rows)), rows)
         if kv:
             _draw_kv(below[0], served, kv, scale)
         (below or [axes])[-1].set_xlabel(unit)
-        _legend(figure)
+        _legend(figure, ["prefill", "decode", "preempted", *(["idle"] if idle else [])])
         return figure
 
 
@@ -78,14 +80,19 @@ def _draw_row(axes: Axes, row: int, spans: list[tuple[str, float, float]], life:
 
 
 def _draw_kv(axes: Axes, served: Served, kv: Memory, scale: float = 1) -> None:
-    """Slots that hold a token, as an area, and slots that are taken, as a line; none while no step runs."""
+    """Slots that hold a token, as an area, and slots that are taken, as a line; none while nobody is there.
+
+    The moment that passes between two steps belongs to the first.
+    """
     moments, taken, held = [], [], []
+    idle = dict(_idle(served))
     for step, tokens, following in zip(served.steps, held_tokens(served), [*served.steps[1:], None], strict=True):
-        moments += [scale * step.start, scale * step.end]
+        end = step.end if following is None or step.end in idle else following.start
+        moments += [scale * step.start, scale * end]
         taken += [100 * (step.blocks_used or 0) / kv.num_blocks] * 2
         held += [100 * tokens / (kv.num_blocks * kv.block_size)] * 2
-        if following and following.start > step.end:
-            moments += [scale * step.end, scale * following.start]
+        if end in idle:
+            moments += [scale * end, scale * idle[end]]
             taken += [0, 0]
             held += [0, 0]
     axes.fill_between(moments, held, facecolor=style.colour("used"), linewidth=0)
@@ -111,9 +118,8 @@ def held_tokens(served: Served) -> list[int]:
     return found
 
 
-def _legend(figure: Figure) -> None:
-    kinds = style.legend_patches("prefill", "decode", "preempted", "idle")
-    figure.legend(handles=[*kinds, _line("waits")], loc="outside upper center", ncols=5)
+def _legend(figure: Figure, kinds: Sequence[str]) -> None:
+    figure.legend(handles=[*style.legend_patches(*kinds), _line("waits")], loc="outside upper center", ncols=5)
 
 
 def _line(label: str) -> Line2D:
@@ -145,9 +151,12 @@ def _kind(step: Step, id: str) -> str:
 
 
 def _idle(served: Served) -> list[tuple[float, float]]:
-    """When no step runs."""
+    """When no step runs and no request is there. Between two steps of a real engine a moment passes, too."""
     moments = [0.0, *(moment for step in served.steps for moment in (step.start, step.end))]
-    return [(moments[i], moments[i + 1]) for i in range(0, len(moments) - 1, 2) if moments[i + 1] > moments[i]]
+    gaps = [(moments[i], moments[i + 1]) for i in range(0, len(moments) - 1, 2) if moments[i + 1] > moments[i]]
+    came = sorted(job.request.arrival for job in served.jobs)
+    left = sorted(times[-1] for times in served.token_times.values())
+    return [(start, end) for start, end in gaps if bisect(came, start) <= bisect(left, start)]
 
 
 def timeline_text(served: Served) -> str:

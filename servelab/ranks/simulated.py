@@ -25,6 +25,7 @@ from servelab.ranks.copies import Original
 from servelab.ranks.errors import DeadlockError, RankError, RankInterruptError, RankTimeoutError
 from servelab.ranks.exchange import Exchange, Request
 from servelab.ranks.flight import Post, Snapshot
+from servelab.ranks.matching import ranks_of
 from servelab.ranks.record import Event, Link, Run
 from servelab.ranks.scheduler import TICK, Rank, Scheduler
 
@@ -116,7 +117,7 @@ class _Simulation:
             self.scheduler.start()
             while not self.scheduler.all_finished.wait(TICK) and not self.scheduler.stopping:
                 if time.monotonic() > end:
-                    self.scheduler.stop(RankTimeoutError(self.where(f"not finished after {self.cluster.timeout:g} s")))
+                    self.scheduler.stop(RankTimeoutError(self.where(self.late())))
         except KeyboardInterrupt:
             self.scheduler.stop(RankInterruptError(self.where("interrupted")))
         except BaseException as error:  # a time limit of whoever called us
@@ -160,6 +161,12 @@ class _Simulation:
         failure = RankError(reports.raised(rank.index, error, self.snapshots(), self.stacks()))
         failure.rank, failure.cause = rank.index, error
         return failure
+
+    def late(self) -> str:
+        """Why a run that is out of time is: ranks that wait for one another in vain end it at once."""
+        able = [rank.index for rank in self.ranks if rank.thread and not rank.waiting and not rank.finished]
+        who = f"; {ranks_of(able)} could go on, so this is no deadlock" if able else ""
+        return f"not finished after {self.cluster.timeout:g} s (the argument timeout of SimCluster){who}"
 
     def where(self, reason: str) -> str:
         return reports.stopped(reason, self.snapshots(), self.stacks())

@@ -75,6 +75,20 @@ def test_slots_that_hold_tokens_and_slots_that_are_taken():
     assert max(point[1] for point in held.get_paths()[0].vertices) == 20
 
 
+def test_the_moments_between_the_steps_of_a_real_run_are_no_idleness():
+    """The line keeps its value up to the next step, unless nobody is there."""
+    steps = [Step(s.start + 0.01, s.end, s.prefill, s.decode, s.preempted, s.blocks_used) for s in STEPS]
+    served = Served(JOBS, steps, SERVED.token_times)
+    upper, lower = iterations.timeline(served, KV).axes
+    (taken,) = lower.lines
+    assert list(taken.get_xdata()) == [0.01, 2.01, 2.01, 5.01, 5.01, 6.01, 6.01, 8, 8, 9.01, 9.01, 10]
+    assert list(taken.get_ydata()) == [10, 10, 30, 30, 20, 20, 10, 10, 0, 0, 10, 10]
+    assert len(upper.patches) == 1
+    assert "idle" in [text.get_text() for text in upper.figure.legends[0].get_texts()]
+    busy = iterations.timeline(Served(JOBS[:2], steps[:-1], dict(list(SERVED.token_times.items())[:2])))
+    assert "idle" not in [text.get_text() for text in busy.legends[0].get_texts()]
+
+
 def test_the_twins_say_the_same():
     _, _, *rows = iterations.timeline_text(SERVED).splitlines()
     assert rows == [

@@ -12,7 +12,7 @@ from typing import Any
 from servelab.exercise import Case
 from servelab.exercises.capstone import _model
 from servelab.kv import OutOfBlocks
-from servelab.plain import plain, text, type_name
+from servelab.plain import is_array, plain, text, type_name
 from servelab.serving import PagedKV, Request, SchedulerConfig, StepPlan
 from servelab.stepping import RecordedKV, attempt
 
@@ -23,11 +23,14 @@ REFUSED = "refused"  # a request with this in its id is one that the scheduler r
 
 
 class ScriptedScheduler:
-    """A scheduler without a policy: its plans are given. It ends answers and gives back KV as unit 04's do."""
+    """A scheduler without a policy: its plans are given. It ends answers and gives back KV as unit 04's do.
 
-    def __init__(self, config: SchedulerConfig, kv: PagedKV, plans: Iterable[dict]):
-        self.config, self.kv, self._plans = config, kv, iter(plans)
-        self._live: dict[str, list] = {}  # request, tokens computed, answer
+    ``at`` is the number of the next plan. An engine that did not ask for one has missed it.
+    """
+
+    def __init__(self, config: SchedulerConfig, kv: PagedKV, plans: Sequence[dict]):
+        self.config, self.kv, self._plans, self.at = config, kv, plans, 0
+        self._live: dict[str, list[int]] = {}  # tokens computed, tokens of the answer that may still come
         self.given: list[Any] = []  # what `finish_step` was given since the last look
         self.asked = 0  # calls of `schedule` since the last look
         self.blocked: list[str] = []  # who found no room
@@ -35,24 +38,24 @@ class ScriptedScheduler:
     def add(self, request: Request) -> None:
         if request.id in self._live or REFUSED in request.id:
             raise ValueError(f"the scheduler refuses {request.id}")
-        self._live[request.id] = [request, 0, []]
+        self._live[request.id] = [0, request.max_tokens]
 
     def abort(self, id: str) -> None:
         if self._live.pop(id, None):
             self.kv.release(id)
 
     def schedule(self) -> StepPlan:
-        self.asked += 1
-        asked, plan = next(self._plans, {}), StepPlan()
+        asked = self._plans[self.at] if self.at < len(self._plans) else {}
+        self.asked, self.at, plan = self.asked + 1, self.at + 1, StepPlan()
         for id in asked.get("preempted", []):
             if id in self._live:
                 self.kv.release(id)
-                self._live[id][1] = 0
+                self._live[id][0] = 0
                 plan.preempted.append(id)
         for id, n in asked.get("scheduled", []):
             if id in self._live:
                 try:
-                    self.kv.reserve(id, self._live[id][1] + n)
+                    self.kv.reserve(id, self._live[id][0] + n)
                     plan.scheduled[id] = n
                 except OutOfBlocks:
                     self.blocked.append(id)
@@ -60,18 +63,14 @@ class ScriptedScheduler:
 
     def finish_step(self, plan: StepPlan, outputs: dict[str, int]) -> list[str]:
         self.given.append(plain(dict(outputs)))
-        finished = []
-        for id, n in plan.scheduled.items():
-            if id not in self._live:
-                continue
-            request, _, answer = state = self._live[id]
-            state[1] += n
-            if id in outputs:
-                answer.append(int(outputs[id]))
-                if answer[-1] == self.config.eos_token_id or len(answer) == request.max_tokens:
-                    finished.append(id)
-                    self.abort(id)
-        return finished
+        for id in self._live.keys() & plan.scheduled.keys():
+            self._live[id][0] += plan.scheduled[id]
+            self._live[id][1] -= id in outputs
+        eos = self.config.eos_token_id
+        ended = [id for id in outputs if id in self._live and (outputs[id] == eos or not self._live[id][1])]
+        for id in ended:
+            self.abort(id)
+        return ended
 
 
 def counting(model, calls: list):
@@ -182,11 +181,20 @@ def _drawn_step(rng: Random, live: dict[str, _Live], events: list, preempt: floa
 # -- running
 
 
-def drive(asked: dict, make_kv: Callable[[], Any], make_engine: Callable, caches_unit) -> dict:
-    """Run an engine by a script; with ``twin``, a second one beside it, step by step, on prompts of its own."""
+def drive(
+    asked: dict,
+    make_kv: Callable[[], Any],
+    make_engine: Callable,
+    caches_unit,
+    remark: Callable[[Any, list[str]], str] = lambda kv, ids: "",
+) -> dict:
+    """Run an engine by a script; with ``twin``, a second one beside it, step by step, on prompts of its own.
+
+    ``remark(kv, ids)`` is what there is to say of the KV memory when a step raises `KeyError`; ids are its plan's.
+    """
     lists: dict[tuple, list] = {}  # one list object for equal prompts, to see whether it stays as it is
     twins = range(1 + asked.get("twin", 0))
-    runs = [_Run(asked, twin, make_kv(), make_engine, caches_unit, lists) for twin in twins]
+    runs = [_Run(asked, twin, make_kv(), make_engine, caches_unit, lists, remark) for twin in twins]
     for number in range(len(asked["steps"])):
         going = [run.step(number) for run in runs]
         if not all(going):
@@ -198,27 +206,29 @@ def drive(asked: dict, make_kv: Callable[[], Any], make_engine: Callable, caches
 class _Run:
     """One engine at work, and what is written down of it: a dictionary for each step."""
 
-    def __init__(self, asked: dict, twin: int, kv, make_engine: Callable, unit, lists: dict):
-        import torch
-
+    def __init__(self, asked: dict, twin: int, kv, make_engine: Callable, unit, lists: dict, remark: Callable):
         from servelab.llm.kv import Pages
 
-        self.asked, self.twin, self.kv, self.lists = asked, twin, kv, lists
+        self.asked, self.twin, self.kv, self.lists, self.remark = asked, twin, kv, lists, remark
         self.calls: list = []
         self.records: list[dict] = []
         model = counting(_model.model(SEED), self.calls)
         config = SchedulerConfig(8, 1024, eos_token_id=asked["eos"])
         self.scheduler = ScriptedScheduler(config, kv, asked["steps"])
-        pages = Pages.empty(model.config, asked["num_blocks"], asked["block_size"], unit, torch.float64)
+        pages = Pages.of(model, asked["num_blocks"], asked["block_size"], unit)
         self.engine = make_engine(model, self.scheduler, kv, pages)
 
     def step(self, number: int) -> bool:
         """Do what the script says before a step, and the step. Whether the run can go on."""
         record: dict[str, Any] = {"events": [self._event(*event) for event in self.asked["steps"][number]["events"]]}
         self.records.append(record)
+        self.scheduler.at = max(self.scheduler.at, number)
         outcome = attempt(self.engine.step)
         if "raised" in outcome:
-            record["raised"] = outcome["message"]
+            ids = [id for id, _ in self.asked["steps"][number]["scheduled"]]
+            record["raised"] = outcome["message"] + (
+                self.remark(self.kv, ids) if outcome["raised"] == "KeyError" else ""
+            )
             return False
         record["new"] = _tokens(outcome["returned"])
         record |= {"calls": self.calls[:], "plans": self.scheduler.asked, "given": self.scheduler.given[:]}
@@ -257,19 +267,28 @@ def _tokens(returned: Any) -> Any:
 def compare(asked: dict, got: list, want: list) -> dict[str, str]:
     """What is wrong in a run, by kind, each at its first step. A run that breaks off is wrong in every kind."""
     found: dict[str, str] = {}
+    there = 0  # requests that a step finds
     for number, right in enumerate(want):
         mine = got[number] if number < len(got) else {"events": right["events"], "raised": "nothing"}
-        for kind, problem in _problems(asked["steps"][number], mine, right):
+        there = right["events"][-1]["unfinished"] if right["events"] else there
+        for kind, problem in _problems(asked["steps"][number], mine, right, there):
             found.setdefault(kind, f"step {number}{problem}")
         if "raised" in mine:
-            broken = f"step {number}: step() raised {mine['raised']}"
+            broken = f"step {number}: step() raised {mine['raised']}{_lost(asked['steps'][: number + 1])}"
             return found | {kind: broken for kind in KINDS if kind not in found}
+        there = right["unfinished"]
     left, due = got[-1]["used"], want[-1]["used"]
     return found if left == due else found | {"left": f"{due} blocks should be in use at the end, not {left}"}
 
 
-def _problems(asked: dict, mine: dict, right: dict) -> Iterable[tuple[str, str]]:
-    """The kinds of what is wrong at one step, each with a message."""
+def _lost(steps: list[dict]) -> str:
+    """Who was preempted last, and when."""
+    lost = [(number, ", ".join(step["preempted"])) for number, step in enumerate(steps) if step["preempted"]]
+    return "; preempted in step {}: {}".format(*lost[-1]) if lost else ""
+
+
+def _problems(asked: dict, mine: dict, right: dict, there: int) -> Iterable[tuple[str, str]]:
+    """The kinds of what is wrong at one step, each with a message; ``there`` is the number of requests it finds."""
     for event, now, due in zip(asked["events"], mine["events"], right["events"], strict=True):
         yield from _event_problems(event, now, due)
     if "raised" in mine:
@@ -279,14 +298,15 @@ def _problems(asked: dict, mine: dict, right: dict) -> Iterable[tuple[str, str]]
         yield "tokens", f"{plan}: expected {_listed(right['new'])}, got {_listed(mine['new'])}"
     passes, rows = (_count(mine["calls"], name) for name in ("forward", "logits"))
     due, most = _count(right["calls"], "forward"), len(asked["scheduled"])
-    if len(passes) != len(due) or mine["plans"] != 1:
+    if len(passes) != len(due) or mine["plans"] not in ((1,) if there else (0, 1)):
         yield "passes", f"{plan}: expected 1 plan and {len(due)} forward passes, got {mine['plans']} and {len(passes)}"
     elif sum(passes) > sum(due):
         yield "computed", f"{plan}: expected {sum(due)} tokens in the forward pass, got {sum(passes)}"
     if sum(rows) > most:
         yield "rows", f"{plan}: {sum(rows)} rows of logits were computed for {most} requests"
     if mine["given"] != right["given"]:
-        yield "given", f"{plan}: finish_step was given {mine['given']}, expected {right['given']}"
+        came, due = (", then ".join(map(_outputs, made["given"])) or "not called" for made in (mine, right))
+        yield "given", f"{plan}: finish_step was given {came}, expected {due}"
     if mine["used"] != right["used"]:
         yield "used", f"{plan}: {right['used']} blocks should be in use afterwards, not {mine['used']}"
     if mine["blocked"] != right["blocked"]:
@@ -318,8 +338,28 @@ def _listed(new: Any) -> str:
     """New tokens as a learner should read them."""
     if not isinstance(new, list):
         return f"an object of type {new.get('instead')}"
-    parts = [f"{id}: {token}{' (finished)' if finished is True else ''}" for id, token, finished in new[:6]]
-    return ", ".join(map(str, parts)) or "no token"
+    parts = [f"{id}: {_token(token)}{_ending(finished)}" for id, token, finished in new[:6]]
+    return ", ".join(parts) or "no token"
+
+
+def _ending(finished: Any) -> str:
+    if isinstance(finished, bool):
+        return " (finished)" if finished else ""
+    return f" (finished: {text(finished, 40)})"
+
+
+def _outputs(given: Any) -> str:
+    """What `finish_step` was given, as a learner should read it."""
+    if not isinstance(given, dict):
+        return text(given, 80)
+    return "{" + ", ".join(f"{id!r}: {_token(token)}" for id, token in list(given.items())[:6]) + "}"
+
+
+def _token(token: Any) -> str:
+    """A token, or what is there instead of one."""
+    if is_array(token):
+        return f"a tensor of shape {token['shape']}, not an int"
+    return f"an object of type {token['unexpected type']}" if isinstance(token, dict) and token else repr(token)[:40]
 
 
 def case(name: str, found: dict[str, str], kinds: Sequence[str]) -> Case:
@@ -362,4 +402,5 @@ def print_runs(asked: dict, transcript: dict) -> None:
                 continue
             passes, came = _count(record["calls"], "forward"), _listed(record["new"])
             left = f"{record['used']} blocks in use, {record['unfinished']} unfinished"
-            print(f"step {at}: {_planned(plan) or 'nothing'} planned -> {came}; passes {passes}; {left}")
+            lost = f", {' and '.join(plan['preempted'])} preempted" if plan["preempted"] else ""
+            print(f"step {at}: {_planned(plan) or 'nothing'} planned{lost} -> {came}; passes {passes}; {left}")

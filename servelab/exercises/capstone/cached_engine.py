@@ -1,6 +1,8 @@
 """Check of `CachedKV` and `CachedEngine`: the same tokens as without a cache, and nothing computed that was found."""
 
+from collections.abc import Mapping
 from random import Random
+from typing import Any
 
 from servelab.exercise import Case, CaseSpec
 from servelab.exercises.capstone import _script as script
@@ -29,7 +31,7 @@ JUDGED = ("tokens", "events", "unfinished", "given", "passes", "computed", "rows
 def challenges(rng: Random) -> list[dict]:
     """Directed runs with blocks of 4, then random ones."""
     runs = [_plain(rng), _found(rng), _last(rng), *_finished(rng), *_parts(rng), *_turns(rng), *_preempted(rng)]
-    runs += [_room(rng), _again(rng)]
+    runs += [*_room(rng), _again(rng)]
     begin = prompt(rng, 9)
     sizes = (2, 0.0, 0.0), (3, 0.15, 0.0), (4, 0.1, 0.1)  # of a block; chances of preemption and abort
     return runs + [script.drawn(rng, DRAWN, 8, size, lost, gone, begin) for size, lost, gone in sizes]
@@ -98,12 +100,22 @@ def _preempted(rng: Random) -> list[dict]:
     return [challenge(PREEMPTED, steps) for steps in (first, second)]
 
 
-def _room(rng: Random) -> dict:
-    """Five blocks. A request whose beginning is found waits for room; while it waits, all else can still be taken."""
+def _room(rng: Random) -> list[dict]:
+    """Five blocks. A request whose beginning is found waits for room; while it waits, all else can still be taken.
+
+    Then one that has blocks waits for its next, in its answer and in its prompt; it keeps those that it has.
+    """
     common = prompt(rng, 9)
     a, b, c = add("a", [*common, *prompt(rng, 2)], 2), add("b", prompt(rng, 8), 1), add("c", [*common, 3, 4, 5, 6], 2)
     steps = [step({"a": 11}, a), step({"b": 5, "a": 1}, b), step({"c": 13}, c), step({"b": 3}), step({"c": 13})]
-    return challenge(ROOM, [*steps, step({"c": 1}), step({})]) | {"num_blocks": 5}
+    runs = [[*steps, step({"c": 1}), step({})]]
+    a, b = add("a", prompt(rng, 8), 3), add("b", prompt(rng, 11), 2)
+    steps = [step({"a": 8, "b": 11}, a, b), step({"a": 1}), step({"b": 1, "a": 1}), step({"a": 1}), step({"a": 1})]
+    runs.append([*steps, step({})])
+    a, b = add("a", [*common, *prompt(rng, 4)], 1), add("b", prompt(rng, 5), 2)
+    steps = [step({"c": 9}, add("c", [*common, 1], 1)), step({"c": 1}), step({"a": 9, "b": 5}, a, b), step({"a": 4})]
+    runs.append([*steps, step({"b": 1, "a": 4}), step({"a": 4}), step({})])
+    return [challenge(ROOM, steps) | {"num_blocks": 5} for steps in runs]
 
 
 def _again(rng: Random) -> dict:
@@ -121,7 +133,14 @@ def drive(asked: dict, CachedKV, CachedEngine) -> dict:
     def make_kv():
         return CachedKV(paged_kv.PrefixCache(asked["num_blocks"], asked["block_size"]))
 
-    return script.drive(asked, make_kv, CachedEngine, paged_kv)
+    return script.drive(asked, make_kv, CachedEngine, paged_kv, _remark)
+
+
+def _remark(kv: Any, ids: list[str]) -> str:
+    """Whether the memory knows the tokens of these requests."""
+    known = getattr(kv, "tokens", None)
+    strange = [id for id in ids if not isinstance(known, Mapping) or id not in known]
+    return f"; the tokens of {strange[0]!r} are not in the memory's attribute tokens" if strange else ""
 
 
 def judge(asked: dict, transcript: dict, expected: dict) -> list[Case]:

@@ -22,7 +22,7 @@ CASES = (
     CaseSpec(CHUNKS, hint=2, weight=2),
     CaseSpec(MIXED, hint=2, weight=3),
     CaseSpec(PASSES, hint=1, weight=2),
-    CaseSpec(ROWS, hint=2),
+    CaseSpec(ROWS, hint=2, alone=False),
     CaseSpec(ENDS, hint=3, weight=2),
     CaseSpec(BACK, hint=3, weight=2),
     CaseSpec(PREEMPTED, hint=2, weight=2),
@@ -38,9 +38,9 @@ ALSO = {  # what else a challenge of this case tests
     MIXED: (PASSES, ROWS),
     ENDS: (BACK,),
     ABORTED: (BACK,),
-    DRAWN: (PASSES, ROWS, BACK),
 }
 LOOKED_AT = {PASSES: ("passes", "computed"), ROWS: ("rows",), BACK: ("used",)}
+OWN = {ABORTED: (*SAID, "used"), DRAWN: (*SAID, "passes", "computed", "rows", "used")}
 
 
 def challenges(rng: Random) -> list[dict]:
@@ -153,7 +153,7 @@ def judge(asked: dict, transcript: dict, expected: dict) -> list[Case]:
         found = script.compare(asked, got, want) | found
     if not transcript["prompts kept"]:
         found.setdefault("tokens", "a prompt that was handed over was changed; it stays the caller's")
-    own = script.case(asked["case"], found, (*SAID, "used") if asked["case"] == ABORTED else SAID)
+    own = script.case(asked["case"], found, OWN.get(asked["case"], SAID))
     return [own, *(script.case(name, found, LOOKED_AT[name]) for name in ALSO.get(asked["case"], ()))]
 
 

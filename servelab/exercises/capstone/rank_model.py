@@ -5,7 +5,7 @@ from typing import Any
 
 from servelab.exercise import Case, CaseSpec
 from servelab.exercises.capstone import _model
-from servelab.exercises.tensor_parallel import _ranks as ranks
+from servelab.exercises.tensor_parallel import _ranks
 from servelab.stepping import attempt
 
 ANSWERS = ("rank_model",)
@@ -20,9 +20,10 @@ CASES = (
     CaseSpec(HELD, hint=3, weight=2),
     CaseSpec(CALLS, hint=1, weight=2),
     CaseSpec(KEPT, hint=3),
-    CaseSpec(REFUSED, hint=3),
+    CaseSpec(REFUSED, hint=3, alone=False),
 )
 OTHERS = (HEADS, HELD, CALLS, KEPT)
+COUNTS, MEMORY, CHANGED = "query and KV heads", "numbers kept in memory", "weights that were changed"
 SEED = 11
 
 
@@ -45,7 +46,7 @@ def challenges(rng: Random) -> list[dict]:
 
 def drive(asked: dict, rank_model) -> dict:
     """Make the model on every rank, and run a prompt and two tokens more."""
-    return ranks.drive(asked, _on_a_rank, rank_model)
+    return _ranks.drive(asked, _on_a_rank, rank_model)
 
 
 def _on_a_rank(asked: dict, comm: Any, rank_model) -> dict:
@@ -59,16 +60,25 @@ def _on_a_rank(asked: dict, comm: Any, rank_model) -> dict:
     if "raised" in outcome:
         return {"raised": outcome["raised"], "message": outcome["message"]}
     mine: Any = outcome["returned"]
+    _require_whole_heads(mine)
     scores, kv, tokens = [], ContiguousKV(), torch.tensor(asked["tokens"])
-    ranks.mark("forward")
+    _ranks.mark("forward")
     with torch.no_grad():
         for span in (range(3), range(3, 4), range(4, 5)):
             hidden = mine.forward(tokens[list(span)], torch.tensor(span), kv)
             scores.append(mine.logits(hidden[-1]))
-    ranks.mark("finish")
+    _ranks.mark("finish")
     changed = [name for name, weight in whole.weights.items() if not torch.equal(weight, before[name])]
     heads = [mine.config.num_heads, mine.config.num_kv_heads]
-    return {"scores": torch.stack(scores), "heads": heads, "held": _held(mine.weights), "changed": changed}
+    return {"scores": torch.stack(scores), COUNTS: heads, MEMORY: _held(mine.weights), CHANGED: changed}
+
+
+def _require_whole_heads(model: Any) -> None:
+    """Without them the forward pass would fail, too, but not say of what."""
+    dim = model.config.head_dim
+    for name, weight in model.weights.items():
+        if name.endswith((".q", ".k", ".v")) and len(weight) % dim:
+            raise ValueError(f"{name} has {len(weight)} rows on this rank, which are no whole heads of size {dim}")
 
 
 def _held(weights: dict) -> int:
@@ -83,17 +93,17 @@ def judge(asked: dict, transcript: dict, expected: dict) -> list[Case]:
     name = asked["case"]
     names = (name,) if name == REFUSED else (name, *OTHERS)
     if "failed" in transcript:
-        return ranks.failed(transcript, names)
+        return _ranks.failed(transcript, names)
     made = [rank["made"] for rank in transcript["ranks"]]
     problem = next((_problem(mine, name) for mine in made if _problem(mine, name)), "")
     if problem or name == REFUSED:
         return [Case(case, not problem, problem) for case in names]
     return [
-        ranks.compare(name, transcript, expected, ["scores"]),
-        ranks.compare(HEADS, transcript, expected, ["heads"]),
-        ranks.compare(HELD, transcript, expected, ["held"]),
-        ranks.compare_calls(CALLS, transcript, expected, ["before", "forward", "finish"]),
-        ranks.compare(KEPT, transcript, expected, ["changed"]),
+        _ranks.compare(name, transcript, expected, ["scores"]),
+        _ranks.compare(HEADS, transcript, expected, [COUNTS]),
+        _ranks.compare(HELD, transcript, expected, [MEMORY]),
+        _ranks.compare_calls(CALLS, transcript, expected, ["before", "forward", "finish"]),
+        _ranks.compare(KEPT, transcript, expected, [CHANGED]),
     ]
 
 
@@ -107,12 +117,34 @@ def _problem(made: dict, case: str) -> str:
 
 def show(asked: dict) -> str:
     """The call as Python."""
-    return "\n".join(
-        [
-            "from servelab.exercises.capstone import _model",
-            "from servelab.ranks import SimCluster",
-            f"whole = _model.model({SEED}, **{asked['dims']})",
-            "on_a_rank = lambda: rank_model(whole.config, whole.weights, Communicator()).config",
-            f"SimCluster({asked['ranks']}).run(on_a_rank).values",
-        ]
-    )
+    given = f"ranks={asked['ranks']}, tokens={asked['tokens']}"
+    dims = "".join(f", {name}={value}" for name, value in asked["dims"].items())
+    return f"from servelab.exercises.capstone.rank_model import play\nplay(rank_model, {given}{dims})"
+
+
+def play(rank_model, ranks: int, tokens: list[int], **dims: int) -> None:
+    """Make the check's small model on ranks, run a prompt of 3 tokens and the others one by one, print what each has.
+
+    ``dims`` are those in which the model differs from the small one, `servelab.exercises.capstone._model.SMALL`.
+    """
+    asked = {"ranks": ranks, "dims": dims, "tokens": tokens}
+    whole, ran = (drive(asked | {"ranks": size}, make) for size, make in ((1, _whole), (ranks, rank_model)))
+    if "failed" in ran:
+        print(ran["failed"])
+        return
+    (right,) = whole["ranks"]
+    for number, rank in enumerate(ran["ranks"]):
+        made = rank["made"]
+        if "raised" in made:
+            print(f"rank {number}: rank_model raised {made['message']}")
+            continue
+        problem = _ranks.differs(made["scores"], right["made"]["scores"], _ranks.EXACT, ranks)
+        sent = {phase: len(calls) for phase, calls in rank["calls"].items()}
+        known = "; ".join(f"{what}: {made[what]}" for what in (COUNTS, MEMORY, CHANGED))
+        print(f"rank {number}: {known}; calls: {sent}; scores: {problem or 'those of the whole model'}")
+
+
+def _whole(config: Any, weights: dict, comm: Any) -> Any:
+    from servelab.llm import LLM
+
+    return LLM(config, weights)

@@ -117,8 +117,9 @@ def reserved_is_cached(reference):
 def no_blocks(reference):
     def reserve(self, id, num_tokens):
         if not self.blocks(id):
-            self._tables[id], found = self.pool.match(self.tokens[id])
-            self._full[id] = found // self.block_size
+            found, length = self.pool.match(self.tokens[id])
+            self.adopt(id, found)
+            self._full[id] = length // self.block_size
 
     return with_kv(reference, reserve=reserve)
 
@@ -266,11 +267,48 @@ def does_not_look_again(reference):
 def found_stay_taken(reference):
     def reserve(self, id, num_tokens):
         if not self.blocks(id):
-            self._tables[id], found = self.pool.match(self.tokens[id])
-            self._full[id] = found // self.block_size
+            found, length = self.pool.match(self.tokens[id])
+            self.adopt(id, found)
+            self._full[id] = length // self.block_size
         reference.PagedKV.reserve(self, id, num_tokens)
 
     return with_kv(reference, reserve=reserve)
+
+
+@wrong("whoever finds no room loses all blocks", case="no room changes nothing")
+def loses_all(reference):
+    def reserve(self, id, num_tokens):
+        try:
+            reference.CachedKV.reserve(self, id, num_tokens)
+        except OutOfBlocks:
+            self.release(id)
+            raise
+
+    return with_kv(reference, reserve=reserve)
+
+
+@wrong("whoever grows without room loses what was found", case="no room changes nothing")
+def loses_found(reference):
+    def reserve(self, id, num_tokens):
+        held = self.blocks(id)
+        try:
+            reference.CachedKV.reserve(self, id, num_tokens)
+        except OutOfBlocks:
+            if held and self._full[id]:
+                self.release(id)
+            raise
+
+    return with_kv(reference, reserve=reserve)
+
+
+@wrong("the memory is never told of the tokens", case="strangers are served as before")
+def never_told(reference):
+    class CachedEngine(reference.CachedEngine):
+        def __init__(self, model, scheduler, kv, pages):
+            super().__init__(model, scheduler, kv, pages)
+            kv.tokens = dict(self.tokens)
+
+    return reference.CachedKV, CachedEngine
 
 
 @wrong("what was found for an id is kept for the next", case="an id comes again")

@@ -103,6 +103,35 @@ def another_order(reference):
     return Engine
 
 
+@right("asks for no plan when nobody is there")
+def no_plan_for_nobody(reference):
+    class Engine(reference.Engine):
+        def step(self):
+            return super().step() if self.num_unfinished else []
+
+    return Engine
+
+
+@wrong("asks for no plan in every other step", case="one request from prompt to end")
+def every_other_step(reference):
+    class Engine(reference.Engine):
+        def step(self):
+            self.rests = not getattr(self, "rests", True)
+            return [] if self.rests else super().step()
+
+    return Engine
+
+
+@wrong("the token stays a tensor", case="one request from prompt to end")
+def tensor_tokens(reference):
+    def _compute(self, plan):
+        import torch
+
+        return {id: torch.tensor(token) for id, token in reference.Engine._compute(self, plan).items()}
+
+    return changed(reference, _compute=_compute)
+
+
 @wrong("echoes the last token and never runs the model", case="one request from prompt to end")
 def echo(reference):
     def _compute(self, plan):

@@ -3,7 +3,7 @@
 from dataclasses import asdict, replace
 
 from servelab.answers import right, wrong
-from servelab.llm.model import LLM, LLMConfig, shard
+from servelab.llm.model import LLM, LLMConfig
 
 
 def checked(config, size):
@@ -11,6 +11,19 @@ def checked(config, size):
     kv = config.num_kv_heads
     if config.num_heads % size or config.intermediate_size % size or (kv % size and size % kv):
         raise ValueError(f"{config} over {size} ranks")
+
+
+def views_of(config, weights, rank, size):
+    """The configuration of a rank, and its part of each weight, which is a view."""
+    parts = min(size, config.num_kv_heads)
+    heads = {"num_heads": config.num_heads // size, "num_kv_heads": config.num_kv_heads // parts}
+    cuts = dict.fromkeys(("q", "gate", "up"), (0, size, rank)) | dict.fromkeys(("o", "down"), (1, size, rank))
+    cuts |= dict.fromkeys(("k", "v"), (0, parts, rank * parts // size))
+    own = dict(weights)
+    for name, weight in weights.items():
+        dim, count, number = cuts.get(name.rpartition(".")[2], (0, 1, 0))
+        own[name] = weight.tensor_split(count, dim)[number] if count > 1 else weight
+    return replace(config, **heads), own
 
 
 def by_kind(reference, change):
@@ -58,11 +71,11 @@ def by_numpy(reference):
     return rank_model
 
 
-@right("with shard of servelab.llm, copied")
-def with_shard(reference):
+@right("views first, copied afterwards")
+def views_copied(reference):
     def rank_model(config, weights, comm):
         checked(config, comm.size)
-        mine, own = shard(config, weights, comm.rank, comm.size)
+        mine, own = views_of(config, weights, comm.rank, comm.size)
         return LLM(mine, {name: weight.clone() for name, weight in own.items()}, comm)
 
     return rank_model
@@ -118,6 +131,14 @@ def replicas_take_turns(reference):
     return by_kind(reference, change)
 
 
+@wrong("k and v cut as q is", case="KV heads are copied")
+def cut_as_q(reference):
+    def change(kind, weight, part, comm, config):
+        return weight.chunk(comm.size)[comm.rank] if kind in ("k", "v") else part
+
+    return by_kind(reference, change)
+
+
 @wrong("KV heads are cut in halves", case="KV heads are copied")
 def heads_cut(reference):
     def change(kind, weight, part, comm, config):
@@ -160,7 +181,7 @@ def kv_heads_divided(reference):
 def views(reference):
     def rank_model(config, weights, comm):
         checked(config, comm.size)
-        return LLM(*shard(config, weights, comm.rank, comm.size), comm)
+        return LLM(*views_of(config, weights, comm.rank, comm.size), comm)
 
     return rank_model
 

@@ -1,0 +1,187 @@
+"""Unit 11: what a learner reads when an engine goes wrong, and a notebook whose cells may run again in any order."""
+
+import ast
+import symtable
+from collections import Counter
+from random import Random
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from servelab import exercise  # noqa: E402
+from servelab.exercises.capstone import rank_model as ranks  # noqa: E402
+from servelab.exercises.capstone._script import add, step  # noqa: E402
+from servelab.exercises.capstone.engine import play  # noqa: E402
+from servelab.kv import OutOfBlocks  # noqa: E402
+from servelab.mutants import read_cells  # noqa: E402
+from servelab.paths import units  # noqa: E402
+from servelab.reference import capstone as reference  # noqa: E402
+from servelab.reference import paged_kv, tensor_parallel  # noqa: E402
+from servelab.serving import PagedKV, StepPlan  # noqa: E402
+
+(UNIT,) = (unit for unit in units() if unit.name == "capstone")
+
+
+def first_failure(name, *answers):
+    """The first failed case, with the listing of its smallest failing input."""
+    subject = exercise.find(f"capstone.{name}")
+    right = tuple(getattr(reference, answer) for answer in subject.answers)
+    probes = exercise.make_probes(subject, Random(exercise.PUBLIC_SEED), right)
+    recorded = [exercise.record(subject, probe.challenge, answers) for probe in probes]
+    case = exercise.judge(subject, probes, recorded).first_failure
+    return case.message, subject.show(probes[case.failed_on].challenge)
+
+
+def engine(**methods):
+    return type("Engine", (reference.Engine,), methods)
+
+
+def test_what_is_no_int_is_named():
+    def _compute(self, plan):
+        return {id: torch.tensor(token) for id, token in reference.Engine._compute(self, plan).items()}
+
+    message, _ = first_failure("engine", engine(_compute=_compute))
+    assert "got a: a tensor of shape [], not an int" in message and "base64" not in message
+
+
+def test_a_step_that_raises_after_a_preemption_says_who_was_preempted():
+    def step(self):
+        schedule = self.scheduler.schedule
+        self.scheduler.schedule = lambda: StepPlan(schedule().scheduled)
+        try:
+            return reference.Engine.step(self)
+        finally:
+            self.scheduler.schedule = schedule
+
+    message, _ = first_failure("engine", engine(step=step))
+    assert "; preempted in step 2: b" in message
+
+
+def test_a_memory_that_does_not_know_the_tokens():
+    class CachedEngine(reference.CachedEngine):
+        def __init__(self, model, scheduler, kv, pages):
+            super().__init__(model, scheduler, kv, pages)
+            kv.tokens = {}
+
+    message, _ = first_failure("cached_engine", reference.CachedKV, CachedEngine)
+    assert "KeyError: 'a'" in message and "the tokens of 'a' are not in the memory's attribute tokens" in message
+
+
+def test_what_a_rank_keeps_has_a_unit_and_the_listing_shows_it(capsys):
+    def views(config, weights, comm):
+        mine = reference.rank_model(config, weights, comm)
+        mine.weights |= {name: weight.chunk(comm.size)[comm.rank] for name, weight in weights.items() if ".q" in name}
+        return mine
+
+    message, listing = first_failure("rank_model", views)
+    assert message.startswith("rank 0, numbers kept in memory: expected ")
+    exec(listing, {"rank_model": views})
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 and lines[1].startswith("rank 1: query and KV heads: [2, 1]; numbers kept in memory: ")
+    assert lines[0].endswith("calls: {'forward': 12}; scores: those of the whole model")
+
+
+def test_kv_heads_that_are_cut_are_named():
+    def cut(config, weights, comm):
+        mine = reference.rank_model(config, weights, comm)
+        names = [name for name in weights if name.endswith((".k", ".v"))]
+        return type(mine)(
+            mine.config, mine.weights | {name: tensor_parallel.shard(weights[name], 0, comm) for name in names}, comm
+        )
+
+    message, _ = first_failure("rank_model", cut)
+    assert "layers.0.k has 2 rows on this rank, which are no whole heads of size 4" in message
+
+
+def test_the_listing_runs_whatever_the_model(capsys):
+    ranks.play(reference.rank_model, 2, [3, 1, 4, 1, 5], intermediate_size=23)
+    assert "rank 0: rank_model raised" in capsys.readouterr().out
+
+
+def test_a_preemption_is_shown(capsys):
+    play(reference.Engine, [step({"a": 2}, add("a", [3, 4], 3)), step({}, preempted=["a"])], block_size=4, eos=-1)
+    assert "step 1: nothing planned, a preempted -> no token; passes []" in capsys.readouterr().out
+
+
+def test_a_table_begins_with_blocks_that_it_is_given():
+    kv = PagedKV(paged_kv.BlockAllocator(4, 2))
+    blocks = kv.pool.allocate(2)
+    kv.adopt("a", blocks)
+    kv.reserve("a", 5)
+    assert kv.blocks("a")[:2] == blocks and len(kv.blocks("a")) == 3 and len(blocks) == 2
+    with pytest.raises(ValueError, match="holds blocks already"):
+        kv.adopt("a", [])
+    kv.adopt("b", [])
+    with pytest.raises(OutOfBlocks):
+        kv.reserve("b", 4)
+    kv.release("a")
+    assert kv.num_free == 4 and kv.blocks("b") == []
+
+
+def test_untouched_stubs_say_that_they_are_not_written():
+    cells = {cell.grade_id: cell.source for cell in read_cells(UNIT.solution.read_text(encoding="utf-8"))}
+    lines, hidden = [], False
+    for line in cells["cached-engine"].splitlines():
+        if "### " in line:
+            hidden = "BEGIN" in line
+            lines += [line.replace("### BEGIN SOLUTION", "raise NotImplementedError")] if hidden else []
+        elif not hidden:
+            lines.append(line)
+    names = dict(vars(reference))
+    exec("\n".join(lines), names)
+    assert names["CachedEngine"] is not reference.CachedEngine
+    subject = exercise.find("capstone.cached_engine")
+    asked = subject.challenges(Random(0))[0]
+    for kv in (names["CachedKV"], reference.CachedKV):
+        with pytest.raises(NotImplementedError):
+            subject.drive(asked, kv, names["CachedEngine"])
+
+
+# -- cells that run again
+
+
+class Names:
+    """The global names of a cell: those that it assigns, those that it imports, those that it wants from before."""
+
+    def __init__(self, source: str):
+        table = symtable.symtable(source, "cell", "exec")
+        symbols = table.get_symbols()
+        self.assigned = {s.get_name() for s in symbols if s.is_assigned() and not s.is_imported()}
+        self.imported = {s.get_name() for s in symbols if s.is_imported()}
+        first: dict[str, bool] = {}  # whether a name is read first, by line
+        uses = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)]
+        for node in sorted(uses, key=lambda node: (node.lineno, isinstance(node.ctx, ast.Load))):
+            first.setdefault(node.id, isinstance(node.ctx, ast.Load))
+        own = {s.get_name() for s in symbols}
+        self.wanted = {name for name in own if first.get(name)} | _read_later(table)
+
+
+def _read_later(table) -> set[str]:
+    """The global names that functions read, at whatever time they are called."""
+    found = set()
+    for inner in table.get_children():
+        comprehension = inner.get_name() in ("genexpr", "listcomp", "setcomp", "dictcomp")
+        found |= {s.get_name() for s in inner.get_symbols() if s.is_global() and not comprehension} | _read_later(inner)
+    return found
+
+
+def conflicts(cells: list[str]) -> list[str]:
+    names = [Names(cell) for cell in cells]
+    assigned = Counter(name for cell in names for name in cell.assigned)
+    imported = {name for cell in names for name in cell.imported}
+    rebound = {name for name, times in assigned.items() if times + (name in imported) > 1}
+    return [name for cell in names for name in sorted(cell.wanted & rebound)]
+
+
+def test_what_a_conflict_is():
+    assert conflicts(["a = 1", "a = 2", "print(a)"]) == ["a"]
+    assert conflicts(["from x import a", "for a in range(2): print(a)", "print(a)"]) == ["a"]
+    assert conflicts(["a = 1\ndef f():\n    return a", "a = 2"]) == ["a"]
+    assert not conflicts(["a = 1\ndef f():\n    a = 2\n    return a\nprint([a for _ in f])", "a = 2\nprint(a)"])
+
+
+def test_no_cell_rebinds_a_name_that_another_cell_reads():
+    """Else a cell that runs again, after all cells have run, would find another value, and call right answers wrong."""
+    cells = [cell.source for cell in read_cells(UNIT.solution.read_text(encoding="utf-8")) if not cell.markdown]
+    assert not conflicts(cells)
