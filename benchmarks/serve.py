@@ -59,7 +59,7 @@ System = Callable[[Workload], tuple[float, Answers, Served | None]]
 # The course's engine
 
 
-def course_system(model: LLM, pages: Pages, static: bool = False) -> System:
+def course_system(model: LLM, pages: Pages | FastPages, static: bool = False) -> System:
     """The reference engine of unit 11 over the reference schedulers."""
 
     def run(work: Workload) -> tuple[float, Answers, Served]:

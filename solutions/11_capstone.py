@@ -398,7 +398,7 @@ from servelab.llm.live import Live
 from servelab.simulation import StaticBatches
 
 
-def run_workload(name: str, model: LLM, pages: Pages, static: bool = False):
+def run_workload(name: str, model: LLM, pages, static: bool = False):
     """Serve a workload in 128 blocks of 16, live: the run, and the KV memory that it ran in."""
     todo = workload(name)
     requests, kv = todo.requests(here.encode), PagedKV(paged_kv.BlockAllocator(num_blocks=128, block_size=16))

@@ -35,6 +35,13 @@ def step(rng: Random, heads: int, kv_heads: int, decodes: int, chunks: int, dtyp
     return torch.randn(sum(queries), heads, 8, dtype=dtype), *caches, tables, queries, contexts, 8**-0.5
 
 
+def attention(q, k_cache, v_cache, block_tables, query_lens, context_lens, scale):
+    """The module's attention behind the signature of unit 03's."""
+    nothing = torch.empty(0, dtype=torch.int64)
+    batch = FlatBatch(nothing, nothing, query_lens, context_lens, nothing, block_tables)
+    return fast_attention.Contexts(batch, k_cache, q.shape[1]).attend(q, k_cache, v_cache, scale)
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_attention_is_that_of_the_reference(seed):
     rng = Random(seed)
@@ -42,15 +49,16 @@ def test_attention_is_that_of_the_reference(seed):
     heads, kv_heads = rng.choice(((4, 4), (6, 2), (3, 1)))
     decodes = rng.randint(0, 9)
     arguments = step(rng, heads, kv_heads, decodes, rng.randint(0 if decodes else 1, 3))
-    got, want = fast_attention.paged_attention(*arguments), paged_kv.paged_attention(*arguments)
+    got, want = attention(*arguments), paged_kv.paged_attention(*arguments)
     torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
 
 
 def test_keys_and_values_are_written_where_the_reference_writes_them():
     k, v = torch.randn(2, 5, 2, 8, dtype=torch.float64)
-    slots = torch.tensor([7, -1, 0, 12, -1])
+    slots = torch.tensor([7, 3, 0, 12, 15])
     caches = [[torch.zeros(4, BLOCK, 2, 8, dtype=torch.float64) for _ in range(2)] for _ in range(2)]
-    fast_attention.write_kv(*caches[0], k, v, slots)
+    rows = fast_attention.rows_of(slots, caches[0][0]).flatten()
+    fast_attention.write_rows(*caches[0], k, v, rows)
     paged_kv.write_kv(*caches[1], k, v, slots)
     for got, want in zip(*caches, strict=True):
         assert torch.equal(got, want)
@@ -67,9 +75,9 @@ def test_parts_hold_every_request_once_and_little_padding(contexts):
 def test_without_the_sparse_product_the_attention_is_the_same(monkeypatch):
     torch.manual_seed(0)
     arguments = step(Random(0), 6, 2, 5, 2)
-    want = fast_attention.paged_attention(*arguments)
+    want = attention(*arguments)
     monkeypatch.setattr(fast_attention, "has_sparse", lambda device, dtype: False)
-    torch.testing.assert_close(fast_attention.paged_attention(*arguments), want, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(attention(*arguments), want, rtol=1e-12, atol=1e-12)
 
 
 CONFIG = LLMConfig(

@@ -1,7 +1,6 @@
 """Paged attention for serving: what unit 03 computes, with as little beside the arithmetic as PyTorch allows on a CPU.
 
-`Pages` takes this module in place of unit 03's two functions; `FastPages` also works out once a step, for all layers,
-where the contexts lie.
+`FastPages` takes the place of `Pages` and works out once a step, for all layers, where the contexts lie.
 
 Requests with one new token are computed together, and their contexts are not copied. Take all keys of the cache as one
 matrix: a score for each of them, and for each query, would be a product of two matrices, of which only the places that
@@ -20,7 +19,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag, scaled_dot_product_attention
 
-from servelab.llm.kv import PagedStep, Pages
 from servelab.llm.model import LLM
 from servelab.serving import FlatBatch
 
@@ -223,42 +221,25 @@ def has_sparse(device: str, dtype: torch.dtype) -> bool:
     return device == "cpu"
 
 
-def write_kv(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, slot_mapping: Tensor) -> None:
-    """As unit 03's: write the keys and values of new tokens into their slots; slot -1 is padding."""
-    if (slot_mapping < 0).any():
-        tokens = slot_mapping >= 0
-        k, v, slot_mapping = k[tokens], v[tokens], slot_mapping[tokens]
-    write_rows(k_cache, v_cache, k, v, rows_of(slot_mapping, k_cache).flatten())
-
-
 def write_rows(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, rows: Tensor) -> None:
     """Write the keys and values [T, Hkv, D] of new tokens into the rows [T * Hkv] of the caches."""
     matrix(k_cache).index_copy_(0, rows, k.flatten(0, 1))
     matrix(v_cache).index_copy_(0, rows, v.flatten(0, 1))
 
 
-def paged_attention(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_tables: Tensor,
-    query_lens: list[int],
-    context_lens: list[int],
-    scale: float,
-) -> Tensor:
-    """As unit 03's: causal attention of a flat batch over a paged KV cache."""
-    nothing = torch.empty(0, dtype=torch.int64)
-    batch = FlatBatch(nothing, nothing, query_lens, context_lens, nothing, block_tables)
-    return Contexts(batch, k_cache, q.shape[1]).attend(q, k_cache, v_cache, scale)
-
-
 @dataclass(frozen=True)
-class FastPages(Pages):
-    """Pages with the functions of this module, which look at a step's block tables once and not once a layer.
+class FastPages:
+    """The KV of many requests in blocks, like `Pages`, but within a block all keys of one head lie together.
 
-    Within a block, all keys of one head lie together.
+    Parameters
+    ----------
+    caches : sequence of (Tensor, Tensor)
+        Keys and values of each layer, [blocks, block_size, Hkv, D].
+    num_heads : int
+        Query heads.
     """
 
+    caches: Sequence[tuple[Tensor, Tensor]]
     num_heads: int
 
     def bind(self, batch: FlatBatch) -> "FastStep":
@@ -267,10 +248,11 @@ class FastPages(Pages):
 
 
 @dataclass(frozen=True)
-class FastStep(PagedStep):
-    """The pages during one step."""
+class FastStep:
+    """The pages during one step, whose block tables are looked at once and not once a layer."""
 
     pages: FastPages
+    batch: FlatBatch
 
     @functools.cached_property
     def rows(self) -> Tensor:
@@ -291,4 +273,4 @@ def fast_pages(model: LLM, num_blocks: int, block_size: int) -> FastPages:
     config = model.config
     shape = (2, num_blocks, config.num_kv_heads, block_size, config.head_dim)
     layers = [torch.zeros(shape, dtype=model.dtype, device=model.device) for _ in range(config.num_layers)]
-    return FastPages([tuple(kv.transpose(2, 3)) for kv in layers], write_kv, paged_attention, config.num_heads)
+    return FastPages([tuple(kv.transpose(2, 3)) for kv in layers], config.num_heads)
