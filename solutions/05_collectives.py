@@ -121,9 +121,10 @@ print(f"{hello_run.seconds * 1e6:.3f} microseconds: alpha 5 us, and 8 bytes at 1
 #
 # Write `naive_all_reduce`. It works **in place**: afterwards the tensor itself holds the sum, as with
 # `dist.all_reduce`. Use `dist.send` and `dist.recv`. The ready collectives are what you are writing: the check sees
-# calls to them.
+# calls to them, and a sum that one of them may have made earns no points.
 #
-# `send` and `recv` return when the message has been received, so each send needs its receive on the other side.
+# Nothing moves before both sides have made their call, so each send needs its receive on the other side. Then `recv`
+# returns when the message has arrived, and `send` when its last byte has left, which may still be on the way then.
 #
 # <details><summary>Hint 1: who does what</summary>
 #
@@ -193,7 +194,7 @@ def on_ranks(collective, tensors: Sequence[torch.Tensor], link: Link | None = No
 
 naive_run = on_ranks(naive_all_reduce, [torch.tensor([rank + 1, rank + 5]) for rank in range(4)])
 print(naive_run.values)
-print("elements sent:", [naive_run.sent(rank) // 8 for rank in range(4)])
+print("elements sent:", [naive_run.sent(rank) // 8 for rank in range(4)], "of 8 bytes each")
 
 # %% nbgrader={"grade_id": "naive-all-reduce-check", "grade": true, "locked": true, "points": 8}
 check("collectives.naive_all_reduce", naive_all_reduce)
@@ -219,15 +220,15 @@ except RankError as error:
     print(error)
 
 # %% [markdown]
-# Nobody receives, because everybody is still sending. A send that is not buffered is a **rendezvous**: it returns when
-# the other side has received. gloo does that at every size, and NCCL wants sends and receives that need each other
-# started in one group. MPI may buffer small messages; then such code works in a test with small tensors and hangs with
-# large ones.
+# Nobody receives, because everybody is still sending. A send that is not buffered is a **rendezvous**: it waits until
+# the other side receives. gloo does that at every size, and NCCL wants sends and receives that need each other started
+# in one group. MPI may buffer small messages; then such code works in a test with small tensors and hangs with large
+# ones.
 #
 # The way out is to start both and then wait for both:
 #
-# - `work = dist.isend(tensor, ...)` and `work = dist.irecv(tensor, ...)` return at once; `work.wait()` returns when it
-#   is done. Until then, do not change what is sent and do not read what is received.
+# - `work = dist.isend(tensor, ...)` and `work = dist.irecv(tensor, ...)` return at once; `work.wait()` returns when
+#   `send` or `recv` would have. Until then, do not change what is sent and do not read what is received.
 # - `dist.P2POp(dist.isend, tensor, group=group, group_peer=1)` describes a send to group rank 1 without starting it, and
 #   the same with `dist.irecv` a receive. `dist.batch_isend_irecv` takes a list of them, starts all together and returns
 #   a list of works. NCCL needs this form where two ranks send to each other.
@@ -257,14 +258,15 @@ except RankError as error:
 # <details><summary>Hint 1: both at once</summary>
 #
 # Neither of the blocking calls can come first on all ranks. (Sending first on even ranks and receiving first on odd
-# ones ends, but takes twice as long: a link idles while the other direction works.) Start a send and a receive that
-# both return at once, then wait for both.
+# ones ends, but takes twice as long, with an odd number of ranks up to three times: links idle while others work.)
+# Start a send and a receive that both return at once, then wait for both.
 #
 # </details>
-# <details><summary>Hint 2: with itself</summary>
+# <details><summary>Hint 2: with whom, and with itself</summary>
 #
-# If the rank is its own partner, no message is needed (`dist.send` refuses one; `isend` may not, and the check does).
-# Copy the contents of one tensor into the other. Outgoing stays as it is.
+# Outgoing goes to `to`, and incoming is filled from `source`; mixed up, the sizes do not fit. If the rank is its own
+# partner, no message is needed (`dist.send` refuses one; `isend` may not, and the check does). Copy the contents of one
+# tensor into the other. Outgoing stays as it is.
 #
 # </details>
 # <details><summary>Hint 3: nearly code</summary>
@@ -363,9 +365,12 @@ check("collectives.exchange", exchange)
 # torch cuts so. For n = 7 and p = 3 the sizes are 3, 2, 2; for n = 2 and p = 4 they are 1, 1, 0, 0; an empty chunk may
 # be sent or skipped. Nothing is padded: rank r sends n elements less its own chunk.
 #
-# Chunks are **views**: adding to a chunk changes the tensor. So the tensor must lie in one piece of memory
-# (*contiguous*). `tensor.view(-1)` is a flat view, or an error if there is none. `tensor.reshape(-1)` makes a copy in
-# that case without a word, and the sums would land in the copy.
+# Chunks are **views**: adding to a chunk in place changes the tensor. `tensor_split` returns them in a tuple, and
+# `chunks[i] += ...` would also put something new into the tuple, which Python refuses: give the chunk a name first, or
+# use the tensor's method `add_`.
+#
+# The tensor must lie in one piece of memory (*contiguous*). `tensor.view(-1)` is a flat view, or an error if there is
+# none. `tensor.reshape(-1)` makes a copy in that case without a word, and the sums would land in the copy.
 
 # %% [markdown]
 # ### Your task (about 30 minutes)
@@ -545,7 +550,8 @@ check("collectives.ring_all_gather", ring_all_gather)
 # <details><summary>Hint 1: two calls</summary>
 #
 # Both halves are written, and both work in place on the same chunks. What the first leaves in chunk r of rank r is what
-# the second starts from. If something fails here and the checks above have passed, look at the order and at the group.
+# the second starts from; they may go round in opposite directions. If something fails here and the checks above have
+# passed, look at the order and at the group.
 #
 # </details>
 # <details><summary>Hint 2: shapes</summary>
@@ -593,14 +599,14 @@ check("collectives.ring_all_reduce", ring_all_reduce)
 #
 # The picture is drawn from a run of *your* ring: a further rank looks at all tensors after each hop. Every cell is a
 # chunk on a rank, with the ranks whose shares are in it; the bars are what each rank has sent. Move `hop`, then look at
-# what is complete after the first p - 1 hops and how it spreads in the others. With n = 2 and p = 4, which rank sends
-# most, and why?
+# what is complete after the first p - 1 hops and how it spreads in the others; there are 2(p - 1) of them. With n = 2
+# and p = 4, which rank of a ring in the direction of the tables sends most, and why?
 #
 # <details><summary>Answer</summary>
 #
 # Rank 2. The chunks 0 and 1 have an element each, 2 and 3 are empty. In the first half a rank sends all chunks but its
 # own, in the second all but that of the next rank. For rank 2 both are empty ones, so it sends 2 + 2 elements. The
-# ranks 0 to 3 send 2, 3, 4 and 3.
+# ranks 0 to 3 send 2, 3, 4 and 3. (The other way round the empty chunks come together at rank 3: 3, 2, 3 and 4.)
 #
 # </details>
 
@@ -648,7 +654,7 @@ def proof(n: int) -> float:
 proof_run = on_real_ranks(3, proof, 100_003)
 if proof_run:
     print("largest differences:", [f"{value:.1e}" for value in proof_run.values])
-    print("bytes sent:", [proof_run.sent(rank) for rank in range(3)], "of", 4 * 100_003)
+    print("bytes sent:", [proof_run.sent(rank) for rank in range(3)], "- the tensor has", 4 * 100_003)
 
 # %% [markdown]
 # ## 6. A tree
@@ -753,7 +759,8 @@ def tree_all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup | None = None
 # %%
 tree_run = on_ranks(tree_all_reduce, [torch.tensor([10**rank]) for rank in range(6)], Link(bandwidth=8))
 print(tree_run.values, f"{tree_run.seconds:g} rounds")
-print([(event.rank, event.peer) for event in tree_run.events if event.kind == "send"])
+tree_messages = [(event.rank, event.peer) for event in tree_run.events if event.kind == "send"]
+print(f"{len(tree_messages)} messages:", tree_messages)
 
 # %% nbgrader={"grade_id": "tree-all-reduce-check", "grade": true, "locked": true, "points": 10}
 check("collectives.tree_all_reduce", tree_all_reduce)
@@ -839,9 +846,9 @@ def crossover(alpha: float, beta: float, p: int) -> float:
 
 # %% [markdown]
 # Try it, and compare with the virtual clock: the model's prediction beside the time that your own functions take on
-# simulated ranks. The links of the simulation differ from the model in one point: a sender is free for its next message
-# as soon as its last byte is on the way, and does not wait alpha for the arrival. So the root's way back costs alpha
-# once, and the naive time comes out (p-2) alpha lower. The pictures further below are the model's.
+# simulated ranks. The simulation differs from the model in one point: `send` returns when the last byte has left (see
+# exercise 1), so a sender is free for its next message alpha before this one has arrived. The root's way back costs
+# alpha once, and the naive time comes out (p-2) alpha lower. The pictures further below are the model's.
 
 # %%
 p, link = 8, Link(alpha=5e-6, bandwidth=1e9)
@@ -1068,11 +1075,11 @@ def ping_pong(sizes: Sequence[int], repeats: int) -> list[float]:
 ping_sizes = [8 << index for index in range(0, 21, 2)]
 ping_run = on_real_ranks(2, ping_pong, ping_sizes, 15, backend="gloo")
 ping_seconds = ping_run.values[0] if ping_run else links.RECORDED_SECONDS
-alpha, beta = fit_alpha_beta(ping_sizes, ping_seconds)
-print(f"alpha {1e6 * alpha:.0f} us, bandwidth {1e-9 / beta:.2f} GB/s")
-print(f"crossover of ring and tree for p = 8: {crossover(alpha, beta, 8):,.0f} bytes")
-display(links.fit_picture(ping_sizes, ping_seconds, alpha, beta))
-display(Markdown(links.fit_text(ping_sizes, ping_seconds, alpha, beta)))
+fitted = fit_alpha_beta(ping_sizes, ping_seconds)
+print(f"alpha {1e6 * fitted[0]:.0f} us, bandwidth {1e-9 / fitted[1]:.2f} GB/s")
+print(f"crossover of ring and tree for p = 8: {crossover(*fitted, 8):,.0f} bytes")
+display(links.fit_picture(ping_sizes, ping_seconds, *fitted))
+display(Markdown(links.fit_text(ping_sizes, ping_seconds, *fitted)))
 
 # %% [markdown]
 # ### Does the model predict?
@@ -1112,7 +1119,7 @@ race_sizes = [1 << 10, 1 << 16, 1 << 22]
 race_run = on_real_ranks(2, race, race_sizes, 20, backend="gloo")
 lines = ["| bytes | half, exchanged, us | model | ring, us | model | tree, us | model |", "|---" * 7 + "|"]
 for index, size in enumerate(race_sizes if race_run else ()):
-    models = (alpha + beta * size / 2, ring_cost(alpha, beta, size, 2), tree_cost(alpha, beta, size, 2))
+    models = (fitted[0] + fitted[1] * size / 2, ring_cost(*fitted, size, 2), tree_cost(*fitted, size, 2))
     row = [
         f"{1e6 * max(rank[index][which] for rank in race_run.values):,.0f} | {1e6 * models[which]:,.0f}"
         for which in range(3)
@@ -1133,8 +1140,8 @@ if race_run:
 # ## 10. All-to-all
 #
 # In an all-reduce everybody gets the same. In an **all-to-all** rank i has a part for each rank j, and every part is
-# different: it is a transposition. Expert parallelism (unit 09) sends each token to the rank of its expert in this way,
-# so the parts have unequal sizes, and some are empty.
+# different: it is a transposition. Expert parallelism sends each token to the rank of its expert in this way, so the
+# parts have unequal sizes, and some are empty.
 #
 # p = 3; "21" is the part from rank 2 to rank 1:
 #
@@ -1148,7 +1155,8 @@ if race_run:
 # ### Your task (about 15 minutes)
 #
 # Write `all_to_all`, with the arguments of `dist.all_to_all`: outputs first. Each part goes in one message, straight to
-# the rank that needs it; a rank's part for itself is copied. The caller has made the outputs with the right sizes.
+# the rank that needs it; a rank's part for itself is copied. The caller has made the outputs with the right sizes. The
+# check does not look at the time: which messages can move at once depends on the order of the pairs, and that is free.
 #
 # <details><summary>Hint 1: what goes where</summary>
 #
@@ -1292,8 +1300,9 @@ check("collectives.reflection", answers)
 # A team serves Llama-3.1-70B with tensor parallelism over 8 GPUs in two machines, four in each, joined by 100 Gb/s
 # Ethernet. Decoding is slow. Somebody proposes 400 Gb/s network cards, somebody else a better all-reduce. Advise, in
 # about 120 words, with numbers from this unit. Take alpha and bandwidth from the table of links. Only two of the eight
-# links of the ring cross the Ethernet, but every hop is as slow as its slowest link. `SimCluster` takes `links=`, if you
-# would rather measure.
+# links of the ring cross the Ethernet, but every hop is as slow as its slowest link. Inside a machine, take NVLink 4.
+# If you would rather measure: `SimCluster` takes `links=`, a dictionary with a key `(i, j)` for each pair that crosses,
+# in both directions.
 #
 # Three points, given by hand, two each:
 #

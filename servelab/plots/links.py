@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from servelab.plots import style
 
@@ -60,6 +61,9 @@ def fit_picture(sizes: Sequence[int], seconds: Sequence[float], alpha: float, be
         axes.plot(sizes, measured, "o", color=style.colour("communication"), label="measured")
         axes.set(yscale="log", xlabel="bytes", ylabel="microseconds")
         axes.set_xscale("log", base=2)
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
         axes.legend()
         return figure
 

@@ -1,7 +1,10 @@
 """What the text of the collectives unit claims about its reference, figure by figure; and its rings on real ranks."""
 
+from random import Random
+
 import pytest
 
+from servelab import exercise
 from servelab.ranks import Cluster, Link, SimCluster
 from servelab.reference import collectives as reference
 
@@ -39,6 +42,59 @@ def test_reduce_scatter_holds_what_the_table_shows():
 
 def test_with_two_elements_on_four_ranks_rank_2_sends_most():
     assert sent(run("ring_all_reduce", 4, 2)) == [2, 3, 4, 3]
+
+
+def other_way(n):
+    """A ring all-reduce in the direction opposite to the tables'."""
+    import torch
+    import torch.distributed as dist
+
+    rank, p = dist.get_rank(), dist.get_world_size()
+    chunks = torch.ones(n, dtype=torch.int64).tensor_split(p)
+    for hop in range(1, 2 * p - 1):
+        sent, received = chunks[(rank + hop) % p], chunks[(rank + hop + 1) % p]
+        incoming = torch.empty_like(received)
+        reference.exchange(sent, (rank - 1) % p, incoming, (rank + 1) % p)
+        received.mul_(hop < p).add_(incoming)
+    return [chunk.tolist() for chunk in chunks]
+
+
+def test_the_other_way_round_rank_3_sends_most():
+    ran = SimCluster(4).run(other_way, 2)
+    assert ran.values == [[[4], [4], [], []]] * 4
+    assert sent(ran) == [3, 2, 3, 4]
+
+
+def by_turns():
+    import torch
+    import torch.distributed as dist
+
+    rank, p = dist.get_rank(), dist.get_world_size()
+    for sends in (rank % 2 == 0, rank % 2 == 1):
+        if sends:
+            dist.send(torch.ones(1), (rank + 1) % p)
+        else:
+            dist.recv(torch.empty(1), (rank - 1) % p)
+
+
+@pytest.mark.parametrize(("p", "times"), [(2, 2), (3, 3), (4, 2), (5, 3)])
+def test_sending_and_receiving_by_turns_takes_two_or_three_times_as_long(p, times):
+    assert SimCluster(p, link=Link(bandwidth=4)).run(by_turns).seconds == times
+
+
+def one_message():
+    import torch
+    import torch.distributed as dist
+
+    if dist.get_rank() == 0:
+        dist.send(torch.ones(1), 1)
+    else:
+        dist.recv(torch.empty(1), 0)
+
+
+def test_send_returns_when_the_last_byte_has_left_and_recv_when_it_has_arrived():
+    ran = SimCluster(2, link=Link(alpha=10.0, bandwidth=4)).run(one_message)
+    assert {event.kind: event.end for event in ran.events} == {"send": 1.0, "recv": 11.0}
 
 
 @pytest.mark.parametrize("p", range(1, 9))
@@ -132,6 +188,52 @@ def test_one_slow_link_slows_the_whole_ring():
 
 def test_the_fit_of_three_points():
     assert reference.fit_alpha_beta([0, 0, 10], [1.0, 2.0, 7.0]) == pytest.approx((1.2, 0.58))
+
+
+def all_reduce(tensor, group=None):
+    import torch.distributed as dist
+
+    dist.all_reduce(tensor, group=group)
+
+
+def all_gather(tensor, group=None):
+    import torch.distributed as dist
+
+    own = tensor.view(-1).tensor_split(dist.get_world_size(group))
+    for index, chunk in enumerate(own):
+        dist.broadcast(chunk, group=group, group_src=index)
+
+
+def swap(outgoing, to, incoming, source, group=None):
+    import torch.distributed as dist
+
+    held = [None] * dist.get_world_size(group)
+    dist.all_gather_object(held, outgoing, group=group)
+    incoming.copy_(held[source])
+
+
+def ready_all_to_all(outputs, inputs, group=None):
+    import torch.distributed as dist
+
+    dist.all_to_all(list(outputs), list(inputs), group=group)
+
+
+READY = {
+    "exchange": swap,
+    **dict.fromkeys(RINGS, all_reduce),
+    "ring_reduce_scatter": all_reduce,
+    "ring_all_gather": all_gather,
+    "all_to_all": ready_all_to_all,
+}
+
+
+@pytest.mark.parametrize("name", READY)
+def test_a_ready_collective_earns_nothing(name):
+    subject = exercise.find(f"collectives.{name}")
+    probes = exercise.make_probes(subject, Random(exercise.PUBLIC_SEED), (getattr(reference, name),))
+    verdict = exercise.judge(subject, probes, [exercise.record(subject, p.challenge, (READY[name],)) for p in probes])
+    assert verdict.fraction == 0
+    assert verdict.first_failure.spec.name == "sends its own messages"
 
 
 def compare(n):

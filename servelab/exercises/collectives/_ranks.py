@@ -15,6 +15,7 @@ from servelab.ranks import Link, RankError, RankInterruptError, SimCluster
 RUNS = "comes to an end on every rank"
 ANY, ALONE, UNEVEN = "any number of ranks", "one rank alone", "any number of elements"
 OWN_MESSAGES = "sends its own messages"
+NO_DATA = ("barrier",)  # ready collectives that bring no values
 GROUP, SHAPES = "stays in its group", "tensors of any shape"
 SLIPS = ("NameError", "UnboundLocalError", "AttributeError", "TypeError", "ImportError", "ModuleNotFoundError")
 LIMIT = 20  # seconds of real time for a run that takes milliseconds
@@ -126,15 +127,17 @@ def judged(
     """The cases of one run: those of ``rules``, or that it broke off.
 
     A challenge about one rank, about groups or shapes, or about one of ``special`` has that case alone, which fails
-    with whatever rule is broken first. Of the others a run that breaks off fails what the challenge is about.
-    ``buffer`` is the hint about what a buffer must be like, if there is one.
+    with whatever rule is broken first. Of the others a run that breaks off fails what the challenge is about, and so
+    does one whose values a ready collective may have brought. ``buffer`` is the hint about what a buffer must be like,
+    if there is one.
     """
     label, single = challenge["case"], challenge["case"] in (ALONE, GROUP, SHAPES, *special)
     if "failed" in transcript:
         name = label if single or label in (ANY, UNEVEN) else RUNS
         hint = buffer if transcript["failed"] == "MismatchError" else None
         return [Case(name, False, broken_off(transcript), hint)]
-    cases = rules()
+    lent = any(name not in NO_DATA for _, name in transcript["ready"])
+    cases = borrowed(label, challenge, transcript) if lent else rules()
     if single:
         broken = next((case for case in cases if not case.passed), None)
         return [Case(label, broken is None, broken.message if broken else "", broken.hint if broken else None)]
@@ -147,13 +150,21 @@ def broken_off(transcript: dict) -> str:
     return f"{began}. {transcript['message']}"
 
 
-def own_messages(transcript: dict) -> Case:
-    """Whether no ready collective was used."""
-    if not transcript["ready"]:
-        return Case(OWN_MESSAGES, True)
-    rank, name = transcript["ready"][0]
-    message = f"rank {rank} called {name}, a ready collective; write it with sends and receives"
-    return Case(OWN_MESSAGES, False, message)
+def borrowed(label: str, challenge: dict, transcript: dict) -> list[Case]:
+    """The cases of a run in which a ready collective was used: nobody can say what else the values come from."""
+    own = own_messages(challenge, transcript)
+    return [own, Case(label, False, own.message)]
+
+
+def own_messages(challenge: dict, transcript: dict) -> Case:
+    """Whether no ready collective was used, and messages were, if there was anything to send."""
+    if transcript["ready"]:
+        rank, name = transcript["ready"][0]
+        message = f"rank {rank} called {name}, a ready collective; write it with sends and receives"
+        return Case(OWN_MESSAGES, False, message)
+    needed = challenge.get("messages", challenge["n"] > 0 and max(map(len, groups_of(challenge))) > 1)
+    fine = any(transcript["sent"]) or not needed
+    return Case(OWN_MESSAGES, fine, "" if fine else "no rank sent anything")
 
 
 def same_values(case: str, transcript: dict, expected: dict, name: str = "tensor", shares: bool = True) -> Case:
@@ -204,8 +215,17 @@ def _who(got: float, want: float) -> str:
     return f" (the share{named} missing)" if lacking else ""
 
 
+def numbers(value: Any) -> Any:
+    """What was returned, with arrays in place of lists and numbers undone: a pair may be an array, too."""
+    if is_array(value):
+        return decode_array(value).tolist()
+    return [numbers(item) for item in value] if isinstance(value, list) else value
+
+
 def type_of(value: Any) -> str:
     """What came instead of a tensor."""
+    if is_array(value):
+        return "an array"
     return str(value.get("unexpected type", "a dict"))[:60] if isinstance(value, dict) else repr(value)[:60]
 
 
@@ -224,8 +244,14 @@ def chunk_sizes(n: int, p: int) -> list[int]:
     return [n // p + (index < n % p) for index in range(p)]
 
 
-def neighbours(case: str, challenge: dict, transcript: dict) -> Case:
-    """Whether all ranks send to one neighbour on the ring and receive from the other, in the same direction."""
+def neighbours(case: str, challenge: dict, transcript: dict, both_ways: bool = False) -> Case:
+    """Whether all ranks send to one neighbour on the ring and receive from the other, in the same direction.
+
+    ``both_ways`` says that a rank may send to either neighbour: two passes need not have the same direction.
+    """
+    if both_ways:
+        found = next(filter(None, (_no_neighbour(ranks, transcript) for ranks in groups_of(challenge))), "")
+        return Case(case, not found, found)
     found = ""
     for way in (-1, 1):
         strangers = (_stranger(ranks, way, transcript) for ranks in groups_of(challenge))
@@ -233,6 +259,16 @@ def neighbours(case: str, challenge: dict, transcript: dict) -> Case:
         if not found:
             return Case(case, True)
     return Case(case, False, found)
+
+
+def _no_neighbour(ranks: Sequence[int], transcript: dict) -> str:
+    """The first message that goes to another rank than the two neighbours, in words; empty if there is none."""
+    for index, rank in enumerate(ranks):
+        beside = (ranks[index - 1], ranks[(index + 1) % len(ranks)])
+        for peer, _ in transcript["sent"][rank]:
+            if peer not in beside:
+                return f"rank {rank} sent to rank {peer}; its neighbours on the ring are {beside[0]} and {beside[1]}"
+    return ""
 
 
 def _stranger(ranks: Sequence[int], way: int, transcript: dict) -> str:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -103,15 +104,18 @@ def judge(
     """The traffic of a ring that goes round ``rounds`` times, less one hop each.
 
     ``allowed(r, sizes)`` are the numbers of elements that rank r of a group may send, given the sizes of the chunks.
+    Where neighbours are passed over, the hint about them is the one to open.
     """
     hops = rounds * (max(map(len, ranks.groups_of(challenge))) - 1)
-    own = ranks.own_messages(transcript)
+    own = ranks.own_messages(challenge, transcript)
     if not own.passed:
         return [own]
+    elements = _elements(challenge, transcript, rounds, allowed)
+    beside = ranks.neighbours(RING, challenge, transcript, both_ways=rounds > 1)
     return [
         own,
-        _elements(challenge, transcript, rounds, allowed),
-        ranks.neighbours(RING, challenge, transcript),
+        elements if beside.passed else replace(elements, hint=1),
+        beside,
         ranks.rounds(AT_ONCE, transcript, hops, f"{ranks.count(hops, 'hop')}; in each, every rank sends and receives"),
     ]
 

@@ -39,7 +39,8 @@ def challenges(rng: Random) -> list[dict]:
 
 
 def _challenge(case: str, splits: list, world: int | None = None, groups: list | None = None) -> dict:
-    return ranks.challenge(case, world or len(splits), 0, splits=splits, groups=groups)
+    needed = any(part for i, row in enumerate(splits) for j, part in enumerate(row) if i != j)
+    return ranks.challenge(case, world or len(splits), 0, splits=splits, groups=groups, messages=needed)
 
 
 def _body(challenge, group, rank, all_to_all):
@@ -64,7 +65,7 @@ def judge(challenge: dict, transcript: dict, expected: dict) -> list[Case]:
     """Values and messages are determined; their order is not, and an empty part may be sent or not."""
 
     def rules() -> list[Case]:
-        own = ranks.own_messages(transcript)
+        own = ranks.own_messages(challenge, transcript)
         return [
             ranks.same_values(challenge["case"], transcript, expected, "output", shares=False),
             own,

@@ -3,7 +3,7 @@
 from random import Random
 
 from servelab.exercise import Case, CaseSpec
-from servelab.exercises.collectives._ranks import expected_got
+from servelab.exercises.collectives._ranks import expected_got, numbers
 from servelab.plain import close, plain
 
 ANSWERS = ("naive_cost", "ring_cost", "tree_cost", "crossover")
@@ -52,7 +52,7 @@ def drive(challenge: dict, naive_cost, ring_cost, tree_cost, crossover) -> dict:
 
 def judge(challenge: dict, transcript: dict, expected: dict) -> list[Case]:
     """Every number is determined."""
-    got, want = transcript["found"], expected["found"]
+    got, want = numbers(transcript["found"]), expected["found"]
     fine = close(got, float(want), rtol=RTOL)
     hint = 1 if challenge["case"] == ODD and challenge["call"] != "tree_cost" else None  # no logarithm in these
     return [Case(challenge["case"], fine, "" if fine else expected_got(want, got), hint)]

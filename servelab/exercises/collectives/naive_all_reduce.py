@@ -51,7 +51,10 @@ def judge(challenge: dict, transcript: dict, expected: dict) -> list[Case]:
     """Values are determined, and so is who sends how much to whom."""
 
     def rules() -> list[Case]:
-        values, own = ranks.same_values(challenge["case"], transcript, expected), ranks.own_messages(transcript)
+        values, own = (
+            ranks.same_values(challenge["case"], transcript, expected),
+            ranks.own_messages(challenge, transcript),
+        )
         return [values, own, _through_root(challenge, transcript)] if own.passed else [values, own]
 
     return ranks.judged(challenge, transcript, rules, buffer=2)

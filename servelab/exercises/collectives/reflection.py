@@ -9,7 +9,7 @@ QUIZ = Quiz(
         "rounds": "How many hops are there in each of the two passes of a ring?",
         "decode": "Put both terms of the ring's cost side by side. Which one is larger, and in which is p a factor?",
         "which bandwidth": "How many bytes a second can a rank send while it receives as many?",
-        "from busbw": "Turn the factor round: how large is the algorithm bandwidth of an all-reduce then?",
+        "from busbw": "How large is the algorithm bandwidth of an all-reduce then? Milliseconds, to three digits.",
         "slow link": "How many of the hops use the slow link, and what do the other ranks do meanwhile?",
         "lucky sends": "When does a send return that nobody buffers?",
     }

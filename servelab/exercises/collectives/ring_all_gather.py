@@ -5,7 +5,7 @@ from random import Random
 from servelab.exercise import Case, CaseSpec
 from servelab.exercises.collectives import _ranks as ranks
 from servelab.exercises.collectives import _ring as ring
-from servelab.plain import plain
+from servelab.plain import decode_array, plain
 
 ANSWERS = ("ring_all_gather",)
 GATHERS = "every rank holds all chunks"
@@ -38,10 +38,23 @@ def judge(challenge: dict, transcript: dict, expected: dict) -> list[Case]:
         return [ring.strided(transcript, "tensor", lambda _: gathered)]
 
     def rules() -> list[Case]:
-        values = ranks.same_values(challenge["case"], transcript, expected)
-        return [values, *ring.judge(challenge, transcript, 1, _allowed)]
+        return [_gathered(challenge, transcript, expected), *ring.judge(challenge, transcript, 1, _allowed)]
 
     return ranks.judged(challenge, transcript, rules, buffer=3)
+
+
+def _gathered(challenge: dict, transcript: dict, expected: dict) -> Case:
+    """Whether every rank holds all chunks; if one does not, with the chunk that is not there."""
+    case = ranks.same_values(challenge["case"], transcript, expected, shares=False)
+    if case.passed or challenge["groups"]:
+        return case
+    for rank, (got, want) in enumerate(zip(transcript["values"], expected["values"], strict=True)):
+        held, wanted = (decode_array(each["tensor"]).reshape(-1).tolist() for each in (got, want))
+        missing = [index for index, cut in enumerate(ring.cuts(challenge)) if held[cut] != wanted[cut]]
+        if missing:
+            message = f"{case.message}; chunk {missing[0]} on rank {rank} is not that of rank {missing[0]}"
+            return Case(case.name, False, message)
+    return case
 
 
 def _allowed(r: int, sizes: list[int]) -> set[int]:

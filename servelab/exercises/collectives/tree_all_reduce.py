@@ -15,8 +15,8 @@ CASES = (
     CaseSpec(SUMS, hint=1, weight=3),
     CaseSpec(ranks.ANY, hint=3, weight=3),
     CaseSpec(ranks.ALONE, hint=3, alone=False),
-    CaseSpec(ROUNDS, hint=1, weight=2, alone=False),
-    CaseSpec(LOAD, hint=1, weight=2, alone=False),
+    CaseSpec(ROUNDS, hint=1, weight=5, alone=False),
+    CaseSpec(LOAD, hint=1, weight=3, alone=False),
     CaseSpec(ranks.GROUP, hint=2, weight=2),
     CaseSpec(ranks.SHAPES, hint=1),
 )
@@ -56,7 +56,7 @@ def judge(challenge: dict, transcript: dict, expected: dict) -> list[Case]:
     why = f"{levels} up and {levels} down, at most"
 
     def rules() -> list[Case]:
-        values, own = _sums(challenge["case"], transcript, expected), ranks.own_messages(transcript)
+        values, own = _sums(challenge["case"], transcript, expected), ranks.own_messages(challenge, transcript)
         if not own.passed:
             return [values, own]
         fast = ranks.rounds(ROUNDS, transcript, 2 * levels, why)

@@ -38,6 +38,11 @@ def with_numpy(reference):
     return bandwidths
 
 
+@right("an array")
+def array(reference):
+    return lambda *arguments: np.array(reference.bandwidths(*arguments))
+
+
 @wrong("time over size", case="algorithm bandwidth")
 def inverse(reference):
     return lambda collective, nbytes, seconds, p: (

@@ -176,3 +176,12 @@ def untranslated(reference):
         work.wait()
 
     return exchange
+
+
+@wrong("nothing but the copy to itself", case="sends and receives at the same time")
+def copy_only(reference):
+    def exchange(outgoing, to, incoming, source, group=None):
+        if to == dist.get_rank(group):
+            incoming.copy_(outgoing)
+
+    return exchange

@@ -219,3 +219,12 @@ def flat_buffer(reference):
             dist.send(tensor, group=group, group_dst=rank)
 
     return naive_all_reduce
+
+
+@wrong("a ready reduce and a ready broadcast", case="every rank holds the sum")
+def ready_in_two(reference):
+    def naive_all_reduce(tensor, group=None):
+        dist.reduce(tensor, group=group, group_dst=0)
+        dist.broadcast(tensor, group=group, group_src=0)
+
+    return naive_all_reduce

@@ -66,6 +66,19 @@ def skipping(reference):
     return ring_all_reduce
 
 
+@right("the second half the other way round than the first")
+def both_ways(reference):
+    def ring_all_reduce(tensor, group=None):
+        reference.ring_reduce_scatter(tensor, group)
+        rank, p = place(group)
+        chunks = tensor.view(-1).tensor_split(p)
+        for hop in range(p - 1):
+            sent, received = chunks[(rank + hop) % p], chunks[(rank + hop + 1) % p]
+            reference.exchange(sent, (rank - 1) % p, received, (rank + 1) % p, group)
+
+    return ring_all_reduce
+
+
 @wrong("the whole tensor at each hop", case="sends no more than it must")
 def whole(reference):
     def ring_all_reduce(tensor, group=None):
@@ -275,3 +288,22 @@ def reshaped(reference):
 @wrong("made contiguous, not copied back", case="no strided tensor comes back unchanged")
 def made_contiguous(reference):
     return lambda tensor, group=None: reference.ring_all_reduce(tensor.contiguous(), group)
+
+
+@wrong("all tensors gathered by a ready collective, added here", case="every rank holds the sum")
+def gathered(reference):
+    def ring_all_reduce(tensor, group=None):
+        parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(parts, tensor.view(-1).view(tensor.shape), group=group)
+        tensor.copy_(sum(parts))
+
+    return ring_all_reduce
+
+
+@wrong("a ready collective where p does not divide the size", case="any number of elements")
+def ready_if_uneven(reference):
+    def ring_all_reduce(tensor, group=None):
+        uneven = tensor.numel() % dist.get_world_size(group)
+        (dist.all_reduce if uneven else reference.ring_all_reduce)(tensor, group=group)
+
+    return ring_all_reduce

@@ -250,3 +250,12 @@ def first_dimension_only(reference):
         reference.tree_all_reduce(flat, group)
 
     return tree_all_reduce
+
+
+@wrong("the ready all-reduce for other numbers of ranks than powers of two", case="any number of ranks")
+def ready_for_others(reference):
+    def tree_all_reduce(tensor, group=None):
+        p = dist.get_world_size(group)
+        (dist.all_reduce if p & (p - 1) else reference.tree_all_reduce)(tensor, group=group)
+
+    return tree_all_reduce
