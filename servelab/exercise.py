@@ -289,7 +289,7 @@ def judge(exercise: Exercise, probes: list[Probe], recorded: Any) -> Verdict:
         for name in probe.cases:
             covered[name] += 1
             if name not in found:
-                unjudged.setdefault(name, (index, Case(name, False, "the run ended before this could be judged")))
+                unjudged.setdefault(name, (index, Case(name, False, "this could not be judged")))
             elif not found[name].passed:
                 failures.setdefault(name, (index, found[name]))
     cases = []

@@ -23,10 +23,11 @@ class Shown:
     @property
     def headline(self) -> str:
         passed = sum(case.passed for case in self.verdict.cases)
-        outcome = "passed" if self.verdict.passed else "not yet right"
         unjudged = sum(not case.judged for case in self.verdict.cases)
         rest = f", {unjudged} not judged" if unjudged else ""
-        return f"{self.exercise.name}: {outcome} - {passed} of {len(self.verdict.cases)} cases{rest}"
+        cases = f"{passed} of {len(self.verdict.cases)} cases"
+        outcome = f"passed - {cases}" if self.verdict.passed else f"not yet right - {cases} passed{rest}"
+        return f"{self.exercise.name}: {outcome}"
 
     @property
     def first_failure(self) -> str:

@@ -81,7 +81,8 @@
 # pass first, because within a unit no reference steps in for it. You may also write each class from scratch. The checks
 # call `add`, `abort`, `schedule` and `finish_step`, and look at plans and at who holds how many blocks. They never look
 # inside. So of a class that is given to you, only its name and the arguments of `__init__` must stay: add methods,
-# override inherited ones, and delete a given method if the inherited one already does it.
+# override inherited ones, and delete a given method if the inherited one already does it. When you have changed a class,
+# run the cells of the later ones again, too: until then they extend the old one.
 #
 # What a scheduler gets and gives is in `servelab.serving`:
 #
@@ -107,11 +108,12 @@ from servelab.simulation import StepCost, Timing
 # %% [markdown]
 # ### What it builds on
 #
-# The checks of this unit need no earlier unit, but for the last: it runs a model over unit 03's `paged_attention`. What is
-# measured and drawn between them needs more: the length of a step comes from unit 01 (`floors`), and the sections from 5
-# on use unit 03 (`block_allocator`, `paged_attention`). If yours have passed their checks, they run here, else the
-# reference's. Where a copy of the course has no reference, what needs a missing one stops with an error that names it.
-# The next cell says whose code you have.
+# The checks of this unit need no earlier unit, but for exercise 9: it runs a model over unit 03's `paged-attention`. What
+# is measured and drawn between them needs more: the length of a step comes from unit 01 (`floors`, which may build on
+# `kv-cache`, `weights` and `per-rank`), and sections 5, 8 and 9 use `block-allocator` and `paged-attention` of unit 03. If
+# yours have passed their checks, they run here, else the reference's. Where a copy of the course has no reference, a cell
+# that needs a missing one stops with an error that names it. Cells below that use what it would have defined (`cost`,
+# `limits`, `served`) then stop with a `NameError`. The next cell says whose code you have; no others are needed.
 
 # %%
 print("From earlier units:")
@@ -383,7 +385,7 @@ check("continuous_batching.scheduler", Scheduler)
 # %% [markdown]
 # ### Move the sliders
 #
-# Eight requests, every third with an answer of 12 tokens, the others with 3. The clock of this picture counts steps. Look
+# Eight requests, every third with an answer of 12 tokens, the others with 3. A step takes a second in this picture. Look
 # for three things:
 #
 # - with enough of everything, every row begins as soon as the request arrives;
@@ -612,9 +614,9 @@ check("continuous_batching.paged_scheduler", PagedScheduler)
 # %% [markdown]
 # ### The same eight requests
 #
-# The picture of exercise 1 with the second scheduler. At 12 blocks nobody has to wait for memory any more: the line lies
-# close to the area. Then take blocks away and watch who is preempted, what is computed twice, and that everybody still
-# finishes.
+# The picture of exercise 1 with the second scheduler. Here are 7 blocks: watch who is preempted, what is computed twice,
+# and that everybody still finishes. Then set 12: nobody has to wait for memory any more, and the line lies close to the
+# area.
 
 # %%
 explore(
@@ -627,8 +629,8 @@ explore(
 # ### What a step costs
 #
 # A check counts nothing that depends on the machine. Here you can see what your schedulers cost: the time of a step with
-# 64 requests running, while 1,000 to 100,000 wait. A ratio that grows with the queue means that a plan looks at all of
-# it.
+# 64 requests running, while 1,000 to 100,000 wait. A plan that looks at the whole queue has ratios near 10 and 100. Up to
+# 3 may be the machine; run the cell again.
 
 # %%
 from servelab import measure
@@ -741,9 +743,9 @@ for scheduler_class in (Scheduler, PagedScheduler):
 #
 # Keep the waiting in a heap of tuples. The key comes first in the tuple. Behind it comes a number that counts up with
 # each `add` (`Sequence.place` is there for it): it settles ties, and no two tuples are compared further than that. A
-# request keeps its number for life, so that it comes back among its equals where it was. Removing an aborted request from the middle of a heap is slow; leave
-# it there, and drop it when it is the head. An id may come back later as another request: compare the sequences, not
-# the ids.
+# request keeps its number for life, so that it comes back among its equals where it was. Removing an aborted request from
+# the middle of a heap is slow; leave it there, and drop it when it is the head. An id may come back later as another
+# request: compare the sequences, not the ids.
 #
 # </details>
 # <details><summary>Hint 3: the victim</summary>
@@ -1664,7 +1666,7 @@ for name in servers:
 # memory decides how many run. The paper measured the same for OPT-13B on one A100: with ShareGPT's requests at 2 a second,
 # Orca (Max) ran 7.00 requests on average, and vLLM 30.42 (Kwon et al., Fig. 13). Ours are longer.
 #
-# At low rates the two lines coincide. Nobody waits for memory there, so paging buys nothing.
+# At low rates the lines of the contiguous and the paged server coincide. Nobody waits for memory there, so paging buys nothing.
 
 # %% [markdown]
 # ### Little's law as a check
@@ -1694,8 +1696,8 @@ for rate in (1.0, 2.0, 4.0):
 
 # %% [markdown]
 # The rate is that of *completions*. Offered 4 requests a second, the server does 2.78, and the queue grows until no more
-# come. Read "7.00 requests at 2 a second" with care for the same reason: Orca (Max) was overloaded there, and 7.00 / 2 =
-# 3.5 s is not the time that its requests took.
+# come. Read the paper's "7.00 requests at 2 a second" (above) with care for the same reason: Orca (Max) was overloaded
+# there, and 7.00 / 2 = 3.5 s is not the time that its requests took.
 
 # %% [markdown]
 # ### Explore: the iteration timeline
@@ -1762,7 +1764,8 @@ explore(
 # %% [markdown]
 # ### A worked example
 #
-# Four requests in one step, in this order. `d` was preempted and is computed again.
+# Four requests in one step, in this order. `d` was preempted and is computed again. The plan is another server's: yours put
+# an unfinished prompt last. `sampled_rows` takes either, and the check asks for both.
 #
 # | request | known tokens | computed | scheduled | its rows | computed after the step | gives a token |
 # |---|---|---|---|---|---|---|
@@ -1783,8 +1786,9 @@ explore(
 # Write `sampled_rows`. It is called where `flatten_batch` is, with the same arguments but the memory: `num_computed` does
 # not count the plan's tokens yet.
 #
-# The check then runs `flatten_batch`, `Scheduler`, `PagedScheduler` and `ChunkedScheduler` as well. What is open or wrong
-# in one of them fails here, too, so let their checks pass first. Beside the tokens it compares three things: the rows of
+# The check then runs `flatten_batch`, `Scheduler`, `PagedScheduler` and `ChunkedScheduler` as well, and `write_kv` and
+# `paged_attention` of unit 03's `paged-attention`. What is open or wrong in one of them fails here, too, so let their
+# checks pass first. Its first case asks for rows only and needs none of them. Beside the tokens it compares three things: the rows of
 # each step; how many tokens went through the model, because an answer may not be computed on the side; and the logit of
 # each token, to 0.001, because the right token can come out over wrong keys and values.
 
@@ -1807,8 +1811,9 @@ explore(
 # Then look at the part that the failed case has of its own. All ways fail: `flatten_batch`, at positions, slots or
 # contexts. Only those with a preemption: the scheduler did not plan all known tokens again, or its books say that some
 # are still in the cache. Only chunks: something between one chunk and the next. A right token with another logit:
-# attention saw somebody else's blocks. The wrong number of steps: someone waits who could run. The failing input is
-# Python that you can run in a cell of your own.
+# attention saw somebody else's blocks. The wrong number of steps: someone waits who could run. Unit 03 is named: finish or
+# mend its `paged-attention` there, then restart this kernel; its output has the queries' type, here float64. The failing
+# input is Python for a cell of your own; it prints the steps, and answers and logits beside the plain loop's.
 #
 # </details>
 

@@ -171,8 +171,8 @@ def test_a_failure_that_was_judged_comes_before_a_run_that_ended_too_early():
     first = found.first_failure
     assert (first.spec.name, first.failed_on, first.message, first.hint) == ("keeps zero", 1, "lost", 2)
     shown = verdicts.Shown(TOY, probes, found)
-    assert "not judged  doubles: the run ended" in verdicts.as_text(shown)
-    assert shown.headline.endswith("0 of 2 cases, 1 not judged") and "Hint 2" in shown.hint
+    assert "not judged  doubles: this could not be judged" in verdicts.as_text(shown)
+    assert shown.headline.endswith("0 of 2 cases passed, 1 not judged") and "Hint 2" in shown.hint
     assert '<td style="text-align:left">not judged</td>' in verdicts.as_html(shown)
 
 

@@ -190,7 +190,7 @@ def test_an_error_names_the_rank_the_cell_and_the_line(notebook):
 
 @posix
 def test_a_deadlock_names_the_cell_and_the_line(notebook):
-    assert "DeadlockError: no unfinished rank can go on" in notebook.shown[3]
+    assert "DeadlockError: deadlock: no unfinished rank can go on" in notebook.shown[3]
     assert "Cell In[2], line 9, in crossed\n        recv(half, 1 - dist.get_rank())" in notebook.shown[3]
 
 
@@ -328,7 +328,7 @@ def test_the_same_file_runs_as_two_nodes_under_torchrun(script):
 def test_a_deadlock_under_torchrun_is_told_on_every_node(script):
     for node in nodes(script(STUCK)):
         assert node.returncode == 1
-        assert "DeadlockError: no unfinished rank can go on" in node.stderr, node.stderr
+        assert "DeadlockError: deadlock: no unfinished rank can go on" in node.stderr, node.stderr
         assert (
             "rank 0: waits for" in node.stderr and "in recv(src=1, tag=0, (4,) float32): rank 1 has sent" in node.stderr
         )

@@ -510,7 +510,7 @@ def test_receives_that_wait_for_each_other():
     message = failure(DeadlockError, dead, timeout=600)
     assert time.perf_counter() - start < 60
     lines = message.splitlines()
-    assert lines[0] == "no unfinished rank can go on"
+    assert lines[0] == "deadlock: no unfinished rank can go on"
     assert lines[1] == "  rank 0: in recv(src=1, tag=0, (4,) float32), waits for rank 1"
     assert "test_simulated_ranks.py, line" in lines[2] and lines[2].endswith("in dead")
     assert lines[3].strip() == "recv(torch.zeros(4), 1 - get_rank())"

@@ -6,6 +6,7 @@ Everything runs in float64, so that no near-tie between two tokens decides.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import index
 from types import SimpleNamespace
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from servelab.llm.engine import workload
 from servelab.llm.generate import greedy
-from servelab.llm.kv import Pages
+from servelab.llm.kv import ContiguousKV, Pages
 from servelab.llm.model import LAYER, LLM, LLMConfig, Weights, load
 from servelab.ranks.communicator import Communicator
 from servelab.serving import PagedKV, Request
@@ -208,7 +209,8 @@ class Server:
         kv = self.pages.bind(batch)
         hidden = self.model.forward(batch.tokens, batch.positions, kv)
         step.computed = len(hidden)
-        step.rows = self.sampled_rows(plan, self.tokens, self.num_computed)
+        rows = self.sampled_rows(plan, self.tokens, self.num_computed)
+        step.rows = {id: index(row) for id, row in rows.items()}
         scores, said = self.model.logits(hidden[list(step.rows.values())]).max(-1)
         step.outputs = dict(zip(step.rows, said.tolist(), strict=True))
         step.scores = dict(zip(step.rows, scores.tolist(), strict=True))
@@ -217,6 +219,39 @@ class Server:
         for id, token in step.outputs.items():
             self.tokens[id].append(token)
             self.answers[id].append(token)
+
+
+def compare(server: Server, requests: Mapping[str, tuple[str, int]]) -> None:
+    """Print the steps of a server, then of each request its answer and the logits, beside the plain loop's.
+
+    Parameters
+    ----------
+    server : Server
+        As it is after its run; the tokens are bytes.
+    requests : mapping of str to (str, int)
+        Of each request its prompt and ``max_tokens``.
+    """
+    for number, step in enumerate(server.steps):
+        plan = f"scheduled {step.scheduled}" + (f", preempted {step.preempted}" if step.preempted else "")
+        print(f"step {number}: {plan}; tokens through the model: {step.computed}; rows {dict(step.rows)}")
+    for id, (text, max_tokens) in requests.items():
+        prompt = list(text.encode())
+        want = list(greedy(server.model, prompt, max_tokens))
+        logits = [step.scores[id] for step in server.steps if id in step.scores]
+        ways = {
+            "the server": (server.answers[id], logits),
+            "the plain loop": (want, answer_logits(server.model, prompt, want)),
+        }
+        for way, (answer, scores) in ways.items():
+            print(f"{id}, {way:>14}: {bytes(answer)!r}, logits {', '.join(f'{score:.3f}' for score in scores)}")
+
+
+@torch.no_grad()
+def answer_logits(model: LLM, prompt: Sequence[int], answer: Sequence[int]) -> list[float]:
+    """The largest logit at each token of an answer of the plain loop, from one pass over all of it."""
+    tokens = torch.tensor([*prompt, *answer[:-1]])
+    hidden = model.forward(tokens, torch.arange(len(tokens)), ContiguousKV())
+    return model.logits(hidden[-len(answer) :]).amax(-1).tolist()
 
 
 def continuous_batching(

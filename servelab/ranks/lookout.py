@@ -90,7 +90,7 @@ class Lookout:
         if wrong:
             _end(MismatchError(f"{wrong}\n{where}"))
         if waiting and board.stuck(waiting):
-            _end(DeadlockError(f"no unfinished rank can go on\n{where}"))
+            _end(DeadlockError(f"deadlock: no unfinished rank can go on\n{where}"))
 
 
 def _store() -> dist.Store:

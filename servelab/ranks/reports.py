@@ -13,7 +13,7 @@ Stack = Iterable[traceback.FrameSummary]
 def deadlock(snapshots: Mapping[int, Snapshot]) -> str:
     """Who waits for what, from whom."""
     board = Board(snapshots)
-    lines = ["no unfinished rank can go on"]
+    lines = ["deadlock: no unfinished rank can go on"]
     for rank in sorted(snapshots):
         lines += standing(board, rank, {})
     return "\n".join([*lines, *board.unmatched(), *_groups_waited_in(board)])

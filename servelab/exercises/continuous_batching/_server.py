@@ -269,7 +269,9 @@ class Referee:
                 raise Broken(f"{where}: request {id!r} needs room for {least} tokens, but holds {self._blocks(id)}")
             if held > self.blocks_for(self.rules.room(live)):
                 room = self.rules.room(live)
-                raise Broken(f"{where}: request {id!r} holds {self._blocks(id)}, which is more than {room} tokens need")
+                raise Broken(
+                    f"{where}: request {id!r} holds {self._blocks(id)}, more than {_counted(room, 'token')} fill"
+                )
 
     def _check_watermark(self, where: str, admitted: list[Live]) -> None:
         """Who is admitted while others run leaves the watermark free, and room for the rest of a prompt cut off."""

@@ -102,8 +102,9 @@ def inputs(challenge: dict) -> tuple[StepPlan, dict[str, list[int]], dict[str, i
     for name, _, _, _, blocks in requests:
         kv.reserve(name, len(blocks) * size)
     plan = StepPlan({name: scheduled for name, _, _, scheduled, _ in requests if scheduled}, ["gone"])
-    known = {name: list(tokens) for name, tokens, *_ in requests}
-    return plan, known, {name: computed for name, _, computed, *_ in requests}, kv
+    others = requests[::-1]  # what is known has an order of its own
+    known = {name: list(tokens) for name, tokens, *_ in others}
+    return plan, known, {name: computed for name, _, computed, *_ in others}, kv
 
 
 def drive(challenge: dict, flatten_batch) -> dict:
@@ -175,6 +176,8 @@ def _shown(got: Any) -> str:
         return f"an object of type {got['unexpected type']}"
     if is_array(got):
         return f"a tensor: {decode_array(got).tolist()}"[:200]
+    if isinstance(got, list):
+        return repr(got)[:200]
     return "nothing" if got is None else f"{type(got).__name__} {got!r}"[:200]
 
 
@@ -183,7 +186,7 @@ def show(challenge: dict) -> str:
     rows = "".join(f"\n    {row!r}," for row in challenge["requests"])
     return (
         "from servelab.exercises.continuous_batching.flatten_batch import inputs\n"
-        "# requests: [id, known tokens, computed, scheduled, blocks]\n"
+        "# requests in the plan's order: [id, known tokens, computed, scheduled, blocks]; tokens has another\n"
         f"requests = [{rows}\n]\n"
         f'plan, tokens, num_computed, kv = inputs({{"block_size": {challenge["block_size"]}, "requests": requests}})\n'
         "flatten_batch(plan, tokens, num_computed, kv)"

@@ -5,15 +5,19 @@ its tokens and their logits. A submission could know these, too, so the steps ar
 token, and how many tokens went through the model for it.
 """
 
-from collections.abc import Mapping
+import traceback
+from collections.abc import Callable, Mapping
 from functools import cache
 from operator import index
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
+from servelab.errors import CourseError
 from servelab.exercise import Case, CaseSpec, describe_error, raiser
 from servelab.exercises.continuous_batching._policies import FEWEST, KEYS, made
-from servelab.plain import close, plain
+from servelab.plain import close, plain, type_name
+from servelab.plain import text as shortened
 from servelab.serving import SchedulerConfig, StepPlan
 from servelab.stepping import RecordedKV
 
@@ -39,6 +43,7 @@ LENGTHS = (5, 11, 8, 3)  # of the prompts a, b, c, d
 DIGITS = 6  # of a logit are written down, so that every machine writes the same
 TOLERANCE = 1e-3  # of a logit: a token may come out right over wrong keys and values
 MAX_STEPS = 80  # several times what any of the runs takes
+UNIT_03 = ("write_kv", "paged_attention")
 QUESTIONS = 50_000  # that the KV memory answers in a run, hundreds of times what the reference asks
 
 # requests as [known tokens, computed, scheduled], in the order of the plan
@@ -138,24 +143,93 @@ def _same(now: Any, then: Any) -> bool:
 
 def _serve(asked: dict, sampled_rows, flatten_batch, schedulers: dict) -> dict:
     """Serve the requests; attention is unit 03's, as `servelab.parts` finds it."""
-    requests = {id: (list(text.encode()), most) for id, text, most in asked["requests"]}
-    transcript: dict = {"plain": {id: _plain_loop(text, most, asked["eos"]) for id, text, most in asked["requests"]}}
+    transcript: dict = {"plain": {id: _plain_loop(*request, asked["eos"]) for id, *request in asked["requests"]}}
     steps: list = []
     try:
         server = _server(asked, schedulers[asked["scheduler"]], flatten_batch, sampled_rows)
         steps = server.steps
-        for id, (prompt, most) in requests.items():
-            server.add(id, prompt, most)
+        for id, prompt, most in asked["requests"]:
+            server.add(id, list(prompt.encode()), most)
         server.run(MAX_STEPS)
     except NotImplementedError as error:
         raise NotFinished(f"{raiser(error)} is not written yet, and this check runs it") from None
+    except (CourseError, Misuse) as error:  # of a part of unit 03 that nobody has written; of what was handed over
+        transcript["raised"] = shortened(error)
     except Exception as error:  # an outcome to judge, with the steps before it
-        transcript["raised"] = describe_error(error)
+        transcript["raised"] = f"your code raised {describe_error(error)} (in {_part(error)})"
     return transcript | {"steps": [_recorded(step) for step in steps]}
 
 
 class NotFinished(Exception):
     """An earlier part of the unit, which this exercise runs, is a stub."""
+
+
+class Misuse(Exception):
+    """A part took or gave something that the next one cannot work with."""
+
+
+def _part(error: Exception) -> str:
+    """The part that an error comes from: what the server called, or one of unit 03's functions under the model."""
+    codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    names = [code.co_qualname.rpartition("<locals>.")[2] for code in codes if code.co_filename != __file__]
+    for name in UNIT_03:
+        if name in names:
+            return f"unit 03's {name}, over the batch of flatten_batch"
+    calls = [number for number, name in enumerate(names) if name.startswith("Server.")]
+    called = names[calls[-1] + 1 :][:1] if calls else names[:1]
+    if not called:
+        return "the server, over the rows of sampled_rows"
+    return "the model, over the batch of flatten_batch" if called[0].startswith(("LLM.", "Pages.")) else called[0]
+
+
+def _watched_flat(flatten_batch: Callable) -> Callable:
+    """The function; the plan is looked at before it runs, and all that it got afterwards."""
+
+    def flat(plan, tokens, num_computed, kv):
+        for id, n in plan.scheduled.items():
+            end, room = num_computed.get(id, 0) + n, kv.block_size * len(kv.blocks(id))
+            if end > room:
+                raise Misuse(f"the plan takes request {id!r} to {end} tokens in the cache, and its blocks hold {room}")
+        before = _books(plan, tokens, num_computed)
+        batch = flatten_batch(plan, tokens, num_computed, kv)
+        for name, now in _books(plan, tokens, num_computed).items():
+            if now != before[name]:
+                raise Misuse(f"flatten_batch changed {name}, which is the server's")
+        return batch
+
+    return flat
+
+
+def _books(plan: Any, tokens: Mapping, num_computed: Mapping) -> dict:
+    known = {id: list(each) for id, each in tokens.items()}
+    return {"plan": list(plan.scheduled.items()), "tokens": known, "num_computed": dict(num_computed)}
+
+
+def _watched_rows(sampled_rows: Callable) -> Callable:
+    """The function; what it returns must be rows by id."""
+
+    def rows(*arguments):
+        found = sampled_rows(*arguments)
+        if not isinstance(found, Mapping):
+            raise Misuse(f"sampled_rows: expected a dictionary from id to row, got {type_name(found)}")
+        return found
+
+    return rows
+
+
+def _watched_attention(paged_attention: Callable) -> Callable:
+    """Unit 03's function; its output must be as wide and as exact as the queries."""
+
+    def attention(q, *arguments):
+        out = paged_attention(q, *arguments)
+        got, want = ((getattr(t, "dtype", None), tuple(getattr(t, "shape", ()))) for t in (out, q))
+        if got != want:
+            shown = " of shape ".join(map(str, got)) if got[0] else type_name(out)
+            due = " of shape ".join(map(str, want))
+            raise Misuse(f"unit 03's paged_attention: for queries in {due} it returned {shown}, expected the same")
+        return out
+
+    return attention
 
 
 def _server(asked: dict, scheduler_class, flatten_batch, sampled_rows) -> Any:
@@ -168,8 +242,9 @@ def _server(asked: dict, scheduler_class, flatten_batch, sampled_rows) -> Any:
     kv.allow(QUESTIONS)
     key = [KEYS[asked["key"]][0]] if asked["key"] else []
     scheduler = scheduler_class(SchedulerConfig(**asked["config"], eos_token_id=asked["eos"]), kv, *key)
-    pages = Pages.of(model, kv.num_blocks, kv.block_size, paged_kv)
-    return Server(model, scheduler, flatten_batch, sampled_rows, kv, pages)
+    unit = SimpleNamespace(write_kv=paged_kv.write_kv, paged_attention=_watched_attention(paged_kv.paged_attention))
+    pages = Pages.of(model, kv.num_blocks, kv.block_size, unit)
+    return Server(model, scheduler, _watched_flat(flatten_batch), _watched_rows(sampled_rows), kv, pages)
 
 
 @cache
@@ -186,18 +261,11 @@ def _model(eos: int) -> Any:
 @cache
 def _plain_loop(text: str, max_tokens: int, eos: int) -> dict:
     """The answer of the plain loop, and the logit of each of its tokens."""
-    import torch
-
-    from servelab.llm.generate import greedy
-    from servelab.llm.kv import ContiguousKV
+    from servelab.llm.thread import answer_logits, greedy
 
     model, prompt = _model(eos), list(text.encode())
     tokens = list(greedy(model, prompt, max_tokens))
-    places = torch.arange(len(prompt) + len(tokens) - 1)
-    with torch.no_grad():
-        hidden = model.forward(torch.tensor([*prompt, *tokens[:-1]]), places, ContiguousKV())
-        scores = model.logits(hidden[-len(tokens) :]).amax(-1).tolist()
-    return {"tokens": tokens, "scores": [round(score, DIGITS) for score in scores]}
+    return {"tokens": tokens, "scores": [round(score, DIGITS) for score in answer_logits(model, prompt, tokens)]}
 
 
 def _recorded(step) -> dict:
@@ -214,7 +282,7 @@ def _recorded(step) -> dict:
 
 
 def _plain_rows(rows: Any) -> Any:
-    """Whole numbers of any library as ``int``; anything else as it is."""
+    """Whole numbers of any library as ``int``; of anything else its type."""
     return plain({id: _number(row) for id, row in rows.items()} if isinstance(rows, Mapping) else rows)
 
 
@@ -222,7 +290,7 @@ def _number(row: Any) -> Any:
     try:
         return index(row)
     except TypeError:
-        return row
+        return type_name(row)
 
 
 # the verdict
@@ -238,20 +306,33 @@ class Wrong(Exception):
 
 def judge(asked: dict, transcript: dict, expected: dict) -> list[Case]:
     """The rows of a step; or of a run its tokens, and its steps up to the first that is wrong."""
+    steps, case = transcript["steps"] if asked["case"] != ROWS else [], asked["case"]
     try:
-        if asked["case"] == ROWS:
+        if case == ROWS:
             _one_step(asked, transcript)
             return [Case(ROWS, True)]
-        own = Case(asked["case"], not (problem := _tokens(transcript, expected["plain"])), problem)
-        _follow(asked, transcript["steps"], "raised" in transcript)
+        problem = _tokens(transcript, expected["plain"])
+        _follow(asked, steps, "raised" in transcript)
     except Wrong as error:
-        return [error.found] if asked["case"] == ROWS else [own, error.found]
-    if "raised" in transcript or not any(step["rows"] for step in transcript["steps"]):
+        return [error.found] if case == ROWS else _cases(case, problem, error.found, _broken_off(transcript))
+    own = Case(case, not problem, problem)
+    if _broken_off(transcript) or not any(step["rows"] for step in steps):
         return [own]
-    if not own.passed:
-        return [own, Case(ROWS, True)]
-    problem = _steps(asked, transcript["steps"], expected["steps"])
-    return [own, Case(ROWS, True), Case(COUNTS, not problem, problem)]
+    problem = _steps(asked, steps, expected["steps"]) if own.passed else ""
+    return [own, Case(COUNTS, not problem, problem)]
+
+
+def _cases(case: str, problem: str, found: Case, broken_off: bool) -> list[Case]:
+    """A run with a wrong step. That is why it broke off; wrong rows fail the run, wrong counts a case of their own."""
+    if found.name == ROWS:
+        return [Case(case, False, found.message, found.hint)]
+    return [Case(case, not problem, found.message if broken_off else problem), found]
+
+
+def _broken_off(transcript: dict) -> bool:
+    """Whether the run ended before all requests did."""
+    steps = transcript["steps"]
+    return "raised" in transcript or not steps or not (steps[-1]["scheduled"] or steps[-1]["preempted"])
 
 
 def _one_step(asked: dict, transcript: dict) -> None:
@@ -273,8 +354,8 @@ def _tokens(transcript: dict, plain_loop: dict) -> str:
     steps = transcript["steps"]
     if "raised" in transcript:
         where = f"step {len(steps) - 1}" if steps else "before the first step"
-        return f"{where}: your code raised {transcript['raised']}"
-    if not steps or not (steps[-1]["scheduled"] or steps[-1]["preempted"]):
+        return f"{where}: {transcript['raised']}"
+    if _broken_off(transcript):
         return f"step {len(steps) - 1}: schedule() planned nothing, but not all requests are finished"
     said: dict[str, list] = {id: [] for id in plain_loop}
     for step in steps:
@@ -329,7 +410,7 @@ def _steps(asked: dict, steps: list[dict], expected: list[dict]) -> str:
     """What is wrong with the run as a whole: with blocks enough, the number of its steps is determined."""
     if asked["case"] not in LOSES:
         same = len(steps) == len(expected)
-        return "" if same else f"{len(steps)} steps, expected {len(expected)}: who can run in a step, does"
+        return "" if same else f"{len(steps)} steps, expected {len(expected)}: a step left out somebody who could run"
     lost = any(step["preempted"] for step in steps)
     return "" if lost else f"{asked['num_blocks']} blocks do not hold all requests, but nobody was preempted"
 
@@ -344,15 +425,18 @@ def show(asked: dict) -> str:
             f"tokens = {{id: list(range(n)) for id, n in {lengths}.items()}}\n"
             f"sampled_rows(plan, tokens, num_computed={num_computed})"
         )
-    requests = {id: (text, most) for id, text, most in asked["requests"]}
+    requests = {id: tuple(request) for id, *request in asked["requests"]}
     scheduler, eos = made(asked["scheduler"], asked["key"]), asked["eos"]
+    limits = "".join(f"{name}={value}, " for name, value in asked["config"].items())
     return (
         "from dataclasses import replace\n"
         "from servelab.llm import thread\n"
-        "from servelab.llm.kv import Pages\n\n"
+        "from servelab.llm.kv import Pages\n"
+        "from servelab.stepping import RecordedKV\n\n"
         f"requests = {requests}  # prompt, max_tokens\n"
-        f"config = SchedulerConfig(**{asked['config']}, eos_token_id={eos})\n"
-        f"kv = PagedKV(paged_kv.BlockAllocator({asked['num_blocks']}, block_size={asked['block_size']}))\n"
+        f"config = SchedulerConfig({limits}eos_token_id={eos})\n"
+        f"kv = RecordedKV(num_blocks={asked['num_blocks']}, block_size={asked['block_size']})\n"
+        f"kv.allow({QUESTIONS:_})  # questions, against an endless loop\n"
         "model = thread.tiny_model()\n"
         f"model.config = replace(model.config, eos_token_id={eos})\n"
         "pages = Pages.of(model, kv.num_blocks, kv.block_size, paged_kv)\n"
@@ -360,6 +444,5 @@ def show(asked: dict) -> str:
         "for id, (prompt, most) in requests.items():\n"
         "    server.add(id, prompt.encode(), most)\n"
         f"server.run({MAX_STEPS})\n"
-        "for id, (prompt, most) in requests.items():\n"
-        "    print(id, bytes(server.answers[id]), bytes(thread.greedy(model, prompt.encode(), most)))"
+        "thread.compare(server, requests)"
     )

@@ -121,6 +121,15 @@ def other_order(reference):
     return changed(reference, fields)
 
 
+@wrong("in the order of the known tokens, not of the plan", case="one request behind another")
+def order_of_tokens(reference):
+    def flatten_batch(plan, tokens, num_computed, kv):
+        ordered = {id: plan.scheduled[id] for id in tokens if id in plan.scheduled}
+        return reference.flatten_batch(replace(plan, scheduled=ordered), tokens, num_computed, kv)
+
+    return flatten_batch
+
+
 @wrong("query_lens as offsets of the first tokens", case="one request behind another")
 def offsets(reference):
     def fields(plan, tokens, done, kv):

@@ -56,6 +56,16 @@ def row_by_row(reference):
     return rows_of(reference, sampled_rows)
 
 
+@right("rows as tensors of no dimension")
+def tensors(reference):
+    def sampled_rows(plan, tokens, num_computed):
+        import torch
+
+        return {id: torch.tensor(row) for id, row in reference.sampled_rows(plan, tokens, num_computed).items()}
+
+    return rows_of(reference, sampled_rows)
+
+
 @right("a scheduler that also admits in a step that preempted")
 def admits_at_once(reference):
     class Eager(reference.PagedScheduler):
@@ -145,6 +155,11 @@ def one_is_a_decode(reference):
     return rows_of(reference, sampled_rows)
 
 
+@wrong("rows as floats", case=ROWS)
+def floats(reference):
+    return rows_of(reference, lambda *given: {id: float(row) for id, row in reference.sampled_rows(*given).items()})
+
+
 @wrong("the numbers without the ids", case=ROWS)
 def a_list(reference):
     def sampled_rows(plan, tokens, done):
@@ -191,6 +206,32 @@ def from_zero(reference):
         return {"positions": torch.cat([torch.arange(n) for n in batch.query_lens])}
 
     return batch_of(reference, change)
+
+
+@wrong("the flat batch counts its tokens as computed", case=WHOLE)
+def counted_too_early(reference):
+    def flatten_batch(plan, tokens, num_computed, kv):
+        batch = reference.flatten_batch(plan, tokens, num_computed, kv)
+        for id, n in plan.scheduled.items():
+            num_computed[id] += n
+        return batch
+
+    return parts(reference, flatten_batch=flatten_batch)
+
+
+@wrong("tables in the order of the blocks' numbers", case=PAGED)
+def sorted_tables(reference):
+    class Sorted:
+        def __init__(self, kv):
+            self.kv, self.block_size = kv, kv.block_size
+
+        def blocks(self, name):
+            return sorted(self.kv.blocks(name))
+
+    def flatten_batch(plan, tokens, num_computed, kv):
+        return reference.flatten_batch(plan, tokens, num_computed, Sorted(kv))
+
+    return parts(reference, flatten_batch=flatten_batch)
 
 
 @wrong("slots counted in the table, without the block's number", case=WHOLE)
