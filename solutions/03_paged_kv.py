@@ -1408,7 +1408,8 @@ display(Markdown(waste.block_size_text(lengths)))
 # Write `write_kv`, `gather_context` and `paged_attention`. This version gathers a request's whole context and then
 # computes softmax(q k^T * scale) v. Going over the requests in a Python loop is fine. Only `write_kv` and
 # `paged_attention` are checked, and neither may change what it is given, except that `write_kv` fills the caches. `scale`
-# is an argument: do not assume 1 / sqrt(D).
+# is an argument: do not assume 1 / sqrt(D). The dtype is that of the arguments: mostly float32, but the models of
+# exercise 9 and unit 04 run in float64.
 #
 # <details><summary>Hint 1: writing</summary>
 #
@@ -1430,6 +1431,7 @@ display(Markdown(waste.block_size_text(lengths)))
 # Repeat each KV head as often as query heads share it, so that equal heads stand side by side (interleaved). Scores
 # have the shape heads, query, context, and are multiplied by the argument `scale`. In row i, columns beyond
 # `context - query + i` are hidden: set them to minus infinity before the softmax. For `query = 1` nothing is hidden.
+# `torch.zeros` and its like make float32, unless they are given a `dtype`.
 #
 # </details>
 
@@ -1444,7 +1446,7 @@ def write_kv(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, slot_mappin
     Parameters
     ----------
     k_cache, v_cache : Tensor [blocks, block_size, Hkv, D]
-    k, v : Tensor [T, Hkv, D]
+    k, v : Tensor [T, Hkv, D], of the caches' dtype
     slot_mapping : Tensor [T], int64
         For each token ``block * block_size + offset``, or -1 for padding, which is not written.
     """
@@ -1477,9 +1479,9 @@ def paged_attention(
 
     Parameters
     ----------
-    q : Tensor [T, Hq, D], float32
+    q : Tensor [T, Hq, D]
         The query tokens of all requests, one request behind another; T is the sum of ``query_lens``.
-    k_cache, v_cache : Tensor [blocks, block_size, Hkv, D]
+    k_cache, v_cache : Tensor [blocks, block_size, Hkv, D], of the dtype of ``q``
         The KV of the query tokens is already written. Slots that no context covers hold anything, even NaN.
     block_tables : Tensor [B, max_blocks], int64
         Padded with -1.
@@ -1490,7 +1492,7 @@ def paged_attention(
 
     Returns
     -------
-    Tensor [T, Hq, D], float32
+    Tensor [T, Hq, D], of the dtype of ``q``
     """
     ### BEGIN SOLUTION
     out, start = torch.empty_like(q), 0
@@ -1811,7 +1813,7 @@ check("paged_kv.violations", violations)
 # | `slot_mapping` | the slot of each new token, a tensor |
 # | `block_tables` | one row of block ids for each request, a tensor |
 #
-# The last four are arguments of your `write_kv` and `paged_attention`, which the model calls in each layer.
+# The tensors hold int64, which `torch.tensor` makes of a list of int. The last four are arguments of your `write_kv` and `paged_attention`, which the model calls in each layer.
 
 # %% [markdown]
 # ### A worked example
@@ -1841,17 +1843,19 @@ check("paged_kv.violations", violations)
 #
 # Write `generate`, a generator that yields the tokens of an answer. One `next` is one forward pass, so whoever calls it
 # can let requests take turns. It goes on from what its table holds: those tokens are not computed again. It ends behind
-# the end-of-sequence token, which belongs to the answer, or after `max_tokens` tokens.
+# the end-of-sequence token, which belongs to the answer, or after `max_tokens` tokens. The table is the caller's, who
+# releases it: a fork or a prefix cache may still need it.
 #
-# **The check runs your earlier parts, too**: `BlockAllocator`, `ForkableTable`, `copy_blocks`, `PrefixCache`, `write_kv`
-# and `paged_attention`. One that is not written yet, or is wrong, fails here as well. The ways:
+# **The check runs your earlier parts, too**: `BlockAllocator`, `ForkableTable`, `PrefixCache`, `write_kv`,
+# `paged_attention`, and `copy_blocks`, which your `generate` calls. One that is not written yet fails here as well, and
+# one that is wrong may. The ways:
 #
 # - requests take turns, a token each, so that their blocks lie interleaved;
 # - a prompt is computed all but its last token, then forked, and the forks go on in different ways;
 # - each prompt begins with what the prefix cache has found of it.
 #
 # Slots that were never written hold NaN. The check compares tokens, and looks at which positions each pass computes and
-# at how often attention reads the pages.
+# whether attention reads the pages once in every layer.
 
 # %% [markdown]
 # <details><summary>Hint 1: what is new</summary>
@@ -1867,15 +1871,15 @@ check("paged_kv.violations", violations)
 # of `model.forward`. Only the last row of what it returns says what comes next: give that row to `model.logits`.
 #
 # </details>
-# <details><summary>Hint 3: copies, the end, and dtypes</summary>
+# <details><summary>Hint 3: copies, turns and the end</summary>
 #
 # `append` returns copies of blocks. Make them before the pass, in the caches of every layer: `pages.caches` has a pair a
 # layer, and your `copy_blocks` of exercise 3 moves them. A fork that is wrong from its first token has read a block
 # that was never copied.
 #
-# Yield first, and return if that was `model.config.eos_token_id`. Room for a token is asked for at the beginning of the
-# pass that computes it: a token that ends the answer needs none. An error about two dtypes comes from a `write_kv` or
-# `paged_attention` that makes a tensor in float32: let it take the dtype of its arguments.
+# Yield each token in the pass that gives it, and return if it was `model.config.eos_token_id`. Room for a token is asked
+# for at the beginning of the pass that computes it: a token that ends the answer needs none. An error about two dtypes
+# comes from a `write_kv` or `paged_attention` that makes a tensor in float32: run the check of exercise 6 again.
 #
 # </details>
 
@@ -1903,6 +1907,10 @@ def generate(model: LLM, pages: Pages, table: ForkableTable, tokens: Sequence[in
         The prompt, at least one token longer than what the table holds. Not changed.
     max_tokens : int
         The most tokens to yield. The end-of-sequence token is the last one if it comes.
+
+    Yields
+    ------
+    int
     """
     ### BEGIN SOLUTION
     new = tokens[table.num_tokens :]
@@ -1924,7 +1932,9 @@ def generate(model: LLM, pages: Pages, table: ForkableTable, tokens: Sequence[in
 
 
 # %% [markdown]
-# Try it: the three ways, on four prompts with answers of up to 24 tokens.
+# Try it: the three ways, with answers of up to 24 tokens: four requests in turns, two forks of one prompt, and four
+# requests with a prefix cache, which has 48 of their tokens to find. This compares tokens only; the check looks at room
+# and passes too.
 
 # %%
 from servelab.llm import thread

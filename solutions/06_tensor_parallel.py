@@ -38,11 +38,11 @@
 # | 10 | reflection | | 12 | 40 |
 #
 # Exercise 8 needs `floors` of unit 01 (memory). Two demonstrations and exercise 9's try-it cell run your `ring_all_reduce` of
-# unit 05; without it they say so, and no exercise needs it. Both come out of your own notebooks once their checks have
-# passed there.
+# unit 05; without it the first of them says so, torch's all-reduce is used, and no exercise needs it. Both come out of your
+# own notebooks once their checks have passed there.
 
 # %% tags=["export"]
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -433,7 +433,7 @@ check("tensor_parallel.linear_layers", shard, ColumnParallelLinear, RowParallelL
 # | | value |
 # |---|---|
 # | sum, then activation: silu(3 - 2) | 0.731 |
-# | activation, then sum: silu(3) + silu(-2) | 2.858 - 0.238 = 2.619 |
+# | activation, then sum: silu(3) + silu(-2) | 2.8577 - 0.2384 = 2.6193 |
 #
 # Columns first, each hidden value is whole on the one rank that has it.
 #
@@ -562,9 +562,9 @@ check("tensor_parallel.mlp", TensorParallelMLP)
 # <details><summary>Hint 2: the layer</summary>
 #
 # How large `head_dim` is, the rows of q tell. The rows of the key projection that belong to a KV head are `head_dim`
-# consecutive ones. Cut out those of this rank's
-# heads, and copy them. In `forward`, f once; then three products; then [batch, tokens, heads * head_dim] has to become
-# [batch, heads, tokens, head_dim] for the attention, and back for the output layer.
+# consecutive ones. Cut out those of this rank's heads, and copy them. In `forward`, f once; then three products; then
+# [batch, tokens, heads * head_dim] has to become [batch, heads, tokens, head_dim] for the attention, which is asked to be
+# causal, and back for the output layer.
 #
 # </details>
 # <details><summary>Hint 3: finish_gradients</summary>
@@ -704,7 +704,8 @@ dense = whole_layer()
 for size in (2, 4):
     run = SimCluster(size).run(whole_layer)
     print(f"{size} ranks: {[event.elements for event in run.collectives(0)]} elements,", end=" ")
-    print(f"largest difference of the input's gradient {(run.values[0] - dense).abs().max():.0e}")
+    difference = (run.values[0] - dense).abs().max() / dense.abs().max()
+    print(f"the input's gradient differs by {difference:.0e} of its largest value")
 
 # %% [markdown]
 # The picture is a layer on four simulated ranks. Compute times are made up: 4 ms for attention and 6 ms for the MLP on
@@ -791,11 +792,12 @@ explore(
 # The loss may use up to three collectives, with together no more than 4 numbers a token on each rank. Its backward pass
 # sends nothing.
 #
-# <details><summary>Hint 1: tokens of other ranks</summary>
+# <details><summary>Hint 1: rows, and tokens of other ranks</summary>
 #
-# Subtract the first row's id. Where the result is outside of your rows, use row 0 instead, so that the look-up does
-# not fail, and set the result to zero. The same trick finds the label's logit. If the label is found and the loss is
-# still wrong, look at what each rank subtracts.
+# Divided by t, the vocabulary leaves a remainder: so many of the first ranks have one row more. From a token subtract the
+# first row's id. Where the result is outside of your rows, use row 0 instead, so that the look-up does not fail, and set
+# the result to zero. The same trick finds the label's logit. If the label is found and the loss is still wrong, look at
+# what each rank subtracts.
 #
 # </details>
 # <details><summary>Hint 2: gradients for free</summary>
@@ -956,8 +958,9 @@ check("tensor_parallel.vocabulary", vocab_range, VocabParallelEmbedding, vocab_p
 # </details>
 # <details><summary>Hint 2: the layer</summary>
 #
-# Norm on the own tokens (with the task's eps), then gather, then two products with column shards, then one with a row shard, whose partial sums
-# go straight into the scatter. The row-parallel layer of exercise 2 would all-reduce first: take its shard, not the layer.
+# Norm on the own tokens (with the task's eps), then gather, then two products with column shards, then one with a row
+# shard, whose partial sums go straight into the scatter. The row-parallel layer of exercise 2 would all-reduce first: take
+# its shard, not the layer.
 #
 # </details>
 # <details><summary>Hint 3: finish_gradients</summary>
@@ -1269,7 +1272,7 @@ def fastest_degree(
     model: ModelCard,
     gpu: HardwareCard,
     link: Link,
-    degrees: Iterable[int],
+    degrees: Sequence[int],
     batch: int,
     context: int,
     prompt_tokens: int = 0,
@@ -1299,9 +1302,9 @@ check("tensor_parallel.step_time", all_reduce_seconds, bound_by, step_seconds, f
 # %% [markdown]
 # ### Explore: step time against degree
 #
-# On the left decoding with 4,096 tokens in each context, on the right a prefill of 8,192 tokens, on H100 cards. The
-# triangle marks the fastest degree. (Not every model fits on few cards; a floor does not know that, unit 01 does.) Move the
-# sliders:
+# On the left decoding with 4,096 tokens in each context, on the right a prefill of 8,192 tokens, on H100 cards, each with a
+# scale of its own. The triangle marks the fastest degree. (Not every model fits on few cards; a floor does not know that,
+# unit 01 does.) Move the sliders:
 #
 # - at which latency does TP8 stop paying off for decoding, and does a higher bandwidth bring it back?
 # - what is needed to make TP2 slower than one GPU?
@@ -1394,7 +1397,8 @@ if run:
     difference = max((y - two_layers(torch.float64)[0]).abs().max().item() for y, _ in run.values)
     print(f"largest difference {difference:.1e}; collectives:", [event.name for event in run.collectives(0)])
     if ring:
-        print(f"sent by rank 0: {run.sent(0)} bytes, which are 2 (t-1)/t of {run.collectives(0)[0].nbytes}")
+        nbytes = run.collectives(0)[0].nbytes
+        print(f"sent by rank 0: {run.sent(0)} bytes of {nbytes}; with two ranks 2 (t-1)/t is 1")
 
 # %% [markdown]
 # ## 9. The same tokens
@@ -1407,19 +1411,22 @@ if run:
 # What is missing for that is the layer around your parts, as a server runs it: with norms, positions and a KV memory.
 #
 # **This check runs your parts of exercises 1 to 4**: `ColumnParallelLinear`, `RowParallelLinear`, `TensorParallelMLP`,
-# `my_heads`, with f and g in them. One of these that is still open or wrong fails here too; its own check says more about it.
+# `my_heads`, with f and g in them. One of these that is still open or wrong fails here too. Run their checks first: they say
+# more about it.
 
 # %% [markdown]
 # ### One layer
 #
 # Every rank has the whole of x, the residual stream, and gets it back whole. Between the norm and g it works on its own
-# heads or columns:
+# heads or columns, here marked r:
 #
 # ```
-#   x --+-- norm -- q, k, v -- rotate q, k -- attend -- o r -- g -- + --+-- norm -- MLP r -- g -- + -- x
-#       |                                                           |   |                         |
-#       +-----------------------------------------------------------+   +-------------------------+
+#   x --+-- norm -- q, k, v r -- rotate q, k -- attend -- [o r -- g] -- + --+-- norm -- [MLP r -- g] -- + -- x
+#       |                                                               |   |                           |
+#       +---------------------------------------------------------------+   +---------------------------+
 # ```
+#
+# A box is a layer that you have: its g is in it.
 #
 # `attend` is the KV memory of this layer on this rank. It is called once a step, keeps the new keys and values, and
 # returns the causal attention of the queries to all that it has kept.
@@ -1442,7 +1449,7 @@ if run:
 # | t = 4 | 32 x 128 | 2 x 16 x 128 | 128 x 32 | 3 x 88 x 128 | 46,080 | 26.2 % | 32 |
 #
 # At t = 4 there are more ranks than KV heads: k, v and the KV memory stay as large as at t = 2. A step of 5 tokens has 2
-# layers x 2 all-reduces of 5 x 128 = 640 elements, on each rank.
+# layers x 2 all-reduces of 5 x 128 = 640 elements, on each rank. Two prompts with 24 steps each have 2 x 24 x 4 = 192.
 
 # %% [markdown]
 # ### Your task (about 20 minutes)
@@ -1461,7 +1468,7 @@ if run:
 #
 # Norm, three products, each as [tokens, heads, head_dim]; rotate two of them; attend; back to [tokens, heads x head_dim];
 # output layer; add x. Then the second norm, the MLP, and add what went into the second norm. `F.rms_norm` takes the
-# weight and the configuration's `rms_norm_eps`.
+# weight's shape, the weight, and the configuration's `rms_norm_eps`.
 #
 # </details>
 # <details><summary>Hint 3: one rank is right, several are not</summary>
@@ -1506,7 +1513,7 @@ class DecoderLayer(nn.Module):
         Parameters
         ----------
         x : Tensor
-            The residual stream, one row for each token of a step. It may be overwritten.
+            The residual stream, one row for each token of a step. You may overwrite it.
         angles : tuple of Tensor
             What `rotate` takes behind a tensor [tokens, heads, head_dim].
         attend : callable

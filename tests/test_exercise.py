@@ -159,7 +159,7 @@ PROBE = Probe(1, None, ("doubles",))
 
 def test_a_case_that_the_judge_does_not_name_fails():
     found = judge(with_judge(lambda *_: []), [PROBE], [{"transcript": 1}])
-    assert not found.cases[0].passed and "before this could be judged" in found.cases[0].message
+    assert not found.cases[0].passed and "this could not be judged" in found.cases[0].message
 
 
 def test_a_failure_that_was_judged_comes_before_a_run_that_ended_too_early():

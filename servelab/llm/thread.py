@@ -118,7 +118,7 @@ def paged_kv(
     """Serve the tiny model with `generate` on the parts of unit 03 and print how the answers compare.
 
     - paged: requests in turns, a token each, so that their blocks lie interleaved;
-    - forked: one prompt, computed once and forked before its last token;
+    - forked: one prompt, computed once and forked before its last token, for two that end in their own ways;
     - prefix-cached: one request after another, each beginning with what the cache has of those before.
     """
     parts = {"write_kv": write_kv, "paged_attention": paged_attention, "ForkableTable": ForkableTable}
@@ -127,12 +127,15 @@ def paged_kv(
     want = plain_loop(model, prompts)
 
     def empty() -> Pages:
-        return Pages.empty(model.config, num_blocks, block_size, unit, torch.float64)
+        pages = Pages.empty(model.config, num_blocks, block_size, unit, torch.float64)
+        for k_cache, v_cache in pages.caches:
+            k_cache.fill_(torch.nan), v_cache.fill_(torch.nan)
+        return pages
 
     pool = BlockAllocator(num_blocks, block_size)
     report("paged", in_turn(unit, model, empty(), {id: ForkableTable(pool) for id in prompts}, prompts), want)
     prompt = prompts["r0"]
-    twins = {"same": prompt, "other": [*prompt, *want["r1"][:1]]}
+    twins = {"same": prompt, "other": [*prompt[:-1], *want["r1"][:2]]}
     table = ForkableTable(BlockAllocator(num_blocks, block_size))
     report("forked", forked(unit, model, empty(), table, prompt, twins), plain_loop(model, twins))
     got, hits = prefix_cached(unit, model, empty(), PrefixCache(num_blocks, block_size), prompts)
@@ -323,6 +326,7 @@ def tensor_parallel(
     sizes : sequence of int
         Numbers of ranks.
     """
+    from servelab.exercise import raiser
     from servelab.ranks import SimCluster
 
     model, prompts = tiny_model(), tiny_prompts(2)
@@ -334,7 +338,11 @@ def tensor_parallel(
         return plain_loop(mine, prompts), matrices
 
     for size in sizes:
-        run = SimCluster(size).run(on_a_rank)
+        try:
+            run = SimCluster(size).run(on_a_rank)
+        except NotImplementedError as error:
+            print(f"{raiser(error)} is not written yet")
+            return
         answers, held = run.values[0]
         same = "" if all(other == answers for other, _ in run.values) else "not "
         note = f", {same}the same on all ranks; all-reduces: {len(run.collectives(0))}, weights of a layer: {held:,}"

@@ -234,7 +234,8 @@ class _Watch:
         if wrong:
             raise MismatchError(f"{wrong}\n{self.report(self.left)}")
         if board.stuck(self.left):
-            raise DeadlockError("deadlock: no unfinished rank can go on\n" + self.report(range(self.cluster.world_size)))
+            where = self.report(range(self.cluster.world_size))
+            raise DeadlockError(f"deadlock: no unfinished rank can go on\n{where}")
 
     def _board(self) -> matching.Board:
         return matching.Board({rank: recorder.read() for rank, recorder in enumerate(self.recorders)})

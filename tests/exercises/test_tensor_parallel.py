@@ -15,6 +15,7 @@ from servelab import exercise  # noqa: E402
 from servelab.cards import HardwareCard, hardware_card, model_card  # noqa: E402
 from servelab.exercise import PUBLIC_SEED, make_probes, record  # noqa: E402
 from servelab.exercises.tensor_parallel import _ranks as ranks  # noqa: E402
+from servelab.exercises.tensor_parallel import token_exact  # noqa: E402
 from servelab.plain import decode_array  # noqa: E402
 from servelab.ranks import Cluster, Link, SimCluster  # noqa: E402
 from servelab.ranks.communicator import Communicator, split  # noqa: E402
@@ -196,6 +197,84 @@ def test_a_missing_return_and_a_call_inside_the_graph_are_named():
     assert "autograd does not see what comm does" in in_graph.message
 
 
+def unwritten(name: str):
+    """A class or a function as it is handed out."""
+    space: dict = {}
+    head = f"class {name}:\n    def __init__(self, *_, **__):" if name[0].isupper() else f"def {name}(*_):"
+    exec(f"{head}\n        raise NotImplementedError", space)
+    return space[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "asked_by"),
+    [
+        ("mlp", "ColumnParallelLinear", "linear_layers"),
+        ("token_exact", "RowParallelLinear", "linear_layers"),
+        ("token_exact", "TensorParallelMLP", "mlp"),
+        ("token_exact", "my_heads", "attention"),
+    ],
+)
+def test_an_open_part_of_an_earlier_exercise_is_named(monkeypatch, name, part, asked_by):
+    probes_of(name, PUBLIC_SEED)  # of the reference with all of its parts
+    monkeypatch.setattr(reference, part, unwritten(part))
+    answers = [getattr(reference, answer) for answer in exercise.find(f"tensor_parallel.{name}").answers]
+    message = first_failure(name, *answers).message
+    assert message.startswith(part) and message.endswith(
+        f" (exercise {asked_by}) is not written yet, and this check runs it"
+    )
+
+
+def test_an_open_part_of_the_exercise_itself_is_not_called_an_earlier_one():
+    subject, probe = exercise.find("tensor_parallel.mlp"), probes_of("mlp", PUBLIC_SEED)[0]
+    raised = record(subject, probe.challenge, (unwritten("TensorParallelMLP"),))["raised"]
+    assert raised == {"type": "NotImplementedError", "message": "TensorParallelMLP.__init__ is not written yet"}
+
+
+def layer_with(forward):
+    return type("DecoderLayer", (reference.DecoderLayer,), {"forward": forward})
+
+
+def test_a_wrong_decoder_layer_is_sent_to_the_half_and_the_hint_that_it_is_about():
+    from servelab.llm.model import rotate
+
+    def halves(self, x, angles, attend, keys=rotate, sums=1):
+        normed = F.rms_norm(x, self.attn_norm.shape, self.attn_norm, self.config.rms_norm_eps)
+        flat = (self.q(normed), F.linear(normed, self.k), F.linear(normed, self.v))
+        q, k, v = (each.unflatten(1, (-1, self.config.head_dim)) for each in flat)
+        y = F.linear(attend(rotate(q, *angles), keys(k, *angles), v).flatten(1), self.o.weight)
+        x = reference.reduce_from_ranks(x + y, self.o.comm) if sums == "late" else x + self.o.comm.all_reduce(y)
+        if sums == 2:
+            x = self.o.comm.all_reduce(x.clone()) / self.o.comm.size
+        return x + self.mlp(F.rms_norm(x, self.mlp_norm.shape, self.mlp_norm, self.config.rms_norm_eps))
+
+    def failure(**changes):
+        return first_failure("token_exact", layer_with(lambda *given: halves(*given, **changes)))
+
+    not_rotated = failure(keys=lambda k, *_: k)
+    assert (not_rotated.spec.name, not_rotated.hint) == ("a layer on one rank", 2)
+    assert "what attend gets as k: [1, 0, 0] expected" in not_rotated.message
+    assert not_rotated.message.endswith("token 0 is right, and position 0 is not rotated")
+    added_before = failure(sums="late")
+    assert (added_before.spec.name, added_before.hint) == ("KV heads split over the ranks", 3)
+    assert added_before.message.endswith("; what attend gets is right")
+    twice = failure(sums=2)
+    assert (twice.spec.name, twice.hint) == ("two all-reduces a layer", 3)
+
+
+@pytest.mark.parametrize("number", range(7))
+def test_what_is_shown_of_the_decoder_layer_can_be_pasted(number, capsys):
+    probe = probes_of("token_exact", PUBLIC_SEED)[number]
+    space = dict(vars(reference)) | {"SimCluster": SimCluster}
+    exec(exercise.find("tensor_parallel.token_exact").show(probe.challenge), space)
+    printed = capsys.readouterr().out
+    if "layer" not in probe.challenge:
+        return
+    assert printed.count("\n") == len(probe.expected["ranks"])
+    for (prompt, token), rank in zip(space["run"].values, probe.expected["ranks"], strict=True):
+        for got, step in ((prompt, "the prompt"), (token, "the token after it")):
+            assert_close(got, torch.tensor(decode_array(rank["made"][step])), 1e-12)
+
+
 def test_a_view_is_called_one():
     class Column(reference.ColumnParallelLinear):
         def __init__(self, weight, bias, comm, copied=False):
@@ -350,7 +429,7 @@ def test_a_decoder_layer_is_the_models_own():
                 np.concatenate([decode_array(made[step]) for step in ("the prompt", "the token after it")])
             )
             assert torch.allclose(F.rms_norm(got, (128,), eps=whole.config.rms_norm_eps), want, rtol=1e-9, atol=1e-9)
-            assert made["elements of the matrices"] == matrices
-            assert made["elements of keys and values"] == 5 * kv
+            assert made[token_exact.MATRIX_ELEMENTS] == matrices
+            assert made[token_exact.KV_ELEMENTS] == 5 * kv
         sent = probe.expected["ranks"][0]["calls"].get("forward", [])
         assert sum(call[1] for call in sent) == (2 * 640 if size > 1 else 0)

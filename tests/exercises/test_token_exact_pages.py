@@ -34,6 +34,14 @@ def single(q, *others):
     return reference.paged_attention(q.float(), *others)
 
 
+def rounded(*given):
+    return reference.paged_attention(*given).float()
+
+
+def unforked(self):
+    return type(self)(self.pool)
+
+
 @pytest.mark.parametrize(
     ("part", "value", "passed", "message"),
     [
@@ -41,9 +49,22 @@ def single(q, *others):
             "PrefixCache",
             type("Open", (reference.PrefixCache,), {"match": match}),
             6,
-            "EarlierExercise: match is not written yet",
+            "match of an earlier exercise is not written yet",
         ),
-        ("paged_attention", single, 0, "expected scalar type Double but found Float"),
+        ("paged_attention", single, 0, "your code raised RuntimeError: expected scalar type Double but found Float"),
+        (
+            "paged_attention",
+            rounded,
+            0,
+            "`paged_attention` returns torch.float32 for a q of torch.float64; see exercise 6",
+        ),
+        (
+            "PrefixCache",
+            type("Empty", (reference.PrefixCache,), {"match": lambda *_: ([], 0)}),
+            7,
+            "a table holds 0, not 4",
+        ),
+        ("ForkableTable", type("Deaf", (reference.ForkableTable,), {"fork": unforked}), 7, "a table holds 0, not 10"),
     ],
 )
 def test_a_part_of_an_earlier_exercise_that_fails(part, value, passed, message):

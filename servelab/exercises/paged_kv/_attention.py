@@ -31,6 +31,7 @@ DEFAULTS = {
     "offset": 0,
     "unused": "zero",
     "marks": False,
+    "dtype": "float32",
 }
 LEGEND = {
     "requests": "[query tokens, context tokens, block ids]",
@@ -39,6 +40,7 @@ LEGEND = {
     "offset": "added to every key, q being positive: moves all scores",
     "unused": "what slots outside all contexts hold",
     "marks": "q is 0 and the value of slot s is 1 in dim s, so the output shows which slots were seen",
+    "dtype": "of q and of both caches",
 }
 
 
@@ -57,6 +59,7 @@ def make_inputs(challenge: dict) -> tuple:
     """The arguments of ``paged_attention`` for a challenge, in order."""
     import torch
 
+    dtype = getattr(torch, challenge["dtype"])
     rng = Random(challenge["seed"])
     requests = challenge["requests"]
     query_heads, kv_heads = challenge["heads"]
@@ -67,8 +70,9 @@ def make_inputs(challenge: dict) -> tuple:
     for gain, offset in ((1, challenge["offset"]), (1, 0)):
         rows = [_numbers(rng, kv_heads, challenge, gain, offset, slot in used) for slot in slots]
         shape = (challenge["num_blocks"], challenge["block_size"], kv_heads, challenge["head_dim"])
-        caches.append(torch.tensor(rows, dtype=torch.float32).reshape(shape))
-    q = torch.tensor([_numbers(rng, query_heads, challenge, challenge["gain"], 0, True) for _ in range(tokens)])
+        caches.append(torch.tensor(rows, dtype=dtype).reshape(shape))
+    queries = [_numbers(rng, query_heads, challenge, challenge["gain"], 0, True) for _ in range(tokens)]
+    q = torch.tensor(queries, dtype=dtype)
     if challenge["offset"]:
         q = q.abs() + 1
     if challenge["marks"]:

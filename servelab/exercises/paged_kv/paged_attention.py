@@ -20,7 +20,7 @@ from servelab.exercises.paged_kv._steps import UNCHANGED
 from servelab.plain import close, decode_array, plain
 
 ANSWERS = ("write_kv", "paged_attention")
-FINDS, CAUSAL = "finds the tokens of a context", "causal inside a chunk"
+FINDS, CAUSAL, DTYPE = "finds the tokens of a context", "causal inside a chunk", "the dtype of its arguments"
 CASES = (
     CaseSpec("writes each token to its slot", hint=1),
     CaseSpec("does not write padding", hint=1),
@@ -32,6 +32,7 @@ CASES = (
     CaseSpec("query heads share KV heads", hint=3),
     CaseSpec("unused slots stay out", hint=2, weight=2),
     CaseSpec("a mixed batch", hint=3, weight=2),
+    CaseSpec(DTYPE, hint=3),
     CaseSpec(UNCHANGED, hint=2),
 )
 FILLER = -7.0
@@ -71,13 +72,17 @@ def challenges(rng: Random) -> list[dict]:
         *(_mixed(rng, seed()) for _ in range(3)),
         *(batch("unused slots stay out", seed(), [[1, 5, blocks(2)]], unused=u) for u in ("large", "nan", "inf")),
         batch("unused slots stay out", seed(), [[1, 9, blocks(3)], [2, 2, blocks(1)]], unused="nan"),
+        _writing(DTYPE, [2, 0], 2, seed(), dtype="float64"),
+        batch(DTYPE, seed(), [[1, 4, one]], dtype="float64"),
+        batch(DTYPE, seed(), [[3, 8, two], [1, 9, three]], heads=[4, 2], unused="nan", dtype="float64"),
         _writing(UNCHANGED, [5, -1, 2, -1], 3, seed()),
         batch(UNCHANGED, seed(), [[2, 5, two], [1, 1, one]], unused="nan", scale=0.5),
     ]
 
 
-def _writing(case: str, slots: list[int], num_blocks: int, seed: int) -> dict:
-    return {"case": case, "write": slots, "num_blocks": num_blocks, "block_size": 4, "shape": [2, 3], "seed": seed}
+def _writing(case: str, slots: list[int], num_blocks: int, seed: int, dtype: str = "float32") -> dict:
+    sizes = {"num_blocks": num_blocks, "block_size": 4, "shape": [2, 3]}
+    return {"case": case, "write": slots, **sizes, "seed": seed, "dtype": dtype}
 
 
 def _mixed(rng: Random, seed: int) -> dict:
@@ -108,9 +113,10 @@ def _write_inputs(challenge: dict) -> tuple:
     import torch
 
     rng, shape, slots = Random(challenge["seed"]), challenge["shape"], challenge["write"]
-    caches = [torch.full((challenge["num_blocks"], challenge["block_size"], *shape), FILLER) for _ in range(2)]
+    size, dtype = (challenge["num_blocks"], challenge["block_size"], *shape), getattr(torch, challenge["dtype"])
+    caches = [torch.full(size, FILLER, dtype=dtype) for _ in range(2)]
     numbers = [[float(rng.randint(1, 9)) for _ in range(len(slots) * shape[0] * shape[1])] for _ in range(2)]
-    k, v = (torch.tensor(row).reshape(len(slots), *shape) for row in numbers)
+    k, v = (torch.tensor(row, dtype=dtype).reshape(len(slots), *shape) for row in numbers)
     return caches, (k, v, torch.tensor(slots))
 
 
@@ -150,6 +156,7 @@ def show(challenge: dict) -> str:
     if "write" not in challenge:
         return show_call(challenge, "paged_attention")
     size, shape = (challenge["num_blocks"], challenge["block_size"], *challenge["shape"]), challenge["shape"]
-    return f"# caches of shape {size}; k and v of shape ({len(challenge['write'])}, {shape[0]}, {shape[1]})\n" + (
+    new = f"k and v of shape ({len(challenge['write'])}, {shape[0]}, {shape[1]}), all {challenge['dtype']}"
+    return f"# caches of shape {size}; {new}\n" + (
         f"write_kv(k_cache, v_cache, k, v, slot_mapping=torch.tensor({challenge['write']}))"
     )

@@ -6,15 +6,15 @@ went in, and in how many layers attention read the pages. Slots that nobody has 
 """
 
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache
+from functools import cache, wraps
 from itertools import islice
 from random import Random
 from types import SimpleNamespace
 from typing import Any
 
-from servelab.exercise import Case, CaseSpec
+from servelab.exercise import Case, CaseSpec, describe_error
 from servelab.exercises.paged_kv import _steps as steps
 from servelab.plain import plain
 
@@ -24,8 +24,8 @@ ONE, STOPS, ONCE, ROOM = "one request", "stops in time", "each token is computed
 TURNS, FORK, CACHED = "requests in turn", "a fork goes on", "a cached prefix is not computed"
 KEPT = steps.UNCHANGED
 CASES = (
-    CaseSpec(ONE, hint=1, weight=3),
-    CaseSpec(ONCE, hint=2, weight=2),
+    CaseSpec(ONE, hint=2, weight=3),
+    CaseSpec(ONCE, hint=1, weight=2),
     CaseSpec(ROOM, hint=3, weight=2),
     CaseSpec(STOPS, hint=3, weight=2),
     CaseSpec(TURNS, hint=3, weight=2),
@@ -38,17 +38,17 @@ LOOKED_AT = {  # the kinds of problems that fail a case
     STOPS: ("tokens", "room"),
     ONCE: ("passes",),
     ROOM: ("room",),
-    TURNS: ("tokens", "passes", "room"),
-    FORK: ("tokens", "passes", "room"),
-    CACHED: ("tokens", "passes", "room"),
+    TURNS: ("nexts", "tokens", "passes", "room"),
+    FORK: ("starts", "nexts", "passes", "tokens", "room"),
+    CACHED: ("starts", "nexts", "passes", "tokens", "room"),
     KEPT: ("tokens", "kept"),
 }
 ALSO = {ONE: (ONCE, ROOM, KEPT), TURNS: (KEPT,), FORK: (KEPT,), CACHED: (KEPT,)}
 NO_EOS = -1
 
 
-class EarlierExercise(RuntimeError):
-    """A part that an earlier exercise of this unit asks for is not there yet."""
+class Unusable(RuntimeError):
+    """What an earlier part made is of no use to the rest; the message says why."""
 
 
 def challenges(rng: Random) -> list[dict]:
@@ -107,14 +107,29 @@ def _tokens(prompts: list[str]) -> dict[str, list[int]]:
 
 
 def drive(asked: dict, *answers: Any) -> dict:
-    """Serve the prompts with the tiny model in float64, and write down tokens, forward passes and what was held."""
+    """Serve the prompts with the tiny model in float64, and write down tokens, forward passes and what was held.
+
+    Of an error only the part that it came from is written down: the learner has six of them here.
+    """
     try:
         return _serve(asked, answers)
+    except Unusable as error:
+        return {"broke": str(error), "hint": 3}
     except NotImplementedError as error:
         *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-        if frame.f_code.co_name == "generate":
+        part = frame.f_code.co_qualname
+        if part.endswith("generate"):
             raise
-        raise EarlierExercise(f"{frame.f_code.co_qualname} is not written yet; this check needs it") from None
+        return {"broke": f"{part} of an earlier exercise is not written yet"}
+    except Exception as error:
+        return {"broke": f"your code raised {describe_error(error)}{_origin(error)}"}
+
+
+def _origin(error: Exception) -> str:
+    """The last of the learner's parts that an error passed through."""
+    names = [frame.f_code.co_qualname for frame, _ in traceback.walk_tb(error.__traceback__)]
+    parts = [name for name in names if name.partition(".")[0] in ANSWERS]
+    return f", in {parts[-1]}" if parts else ""
 
 
 def _serve(asked: dict, answers: tuple) -> dict:
@@ -134,8 +149,9 @@ def _serve(asked: dict, answers: tuple) -> dict:
     held = {id: [table.num_tokens, len(table.blocks)] for id, table in tables.items()}
     for table in tables.values():
         table.release()
+    seen = {"passes": served.passes, "nexts": served.nexts, "starts": served.starts}
     kept = prompts == _tokens(asked["prompts"])
-    return plain({"tokens": got, "passes": served.passes, "held": held, "free": served.pool.num_free, "kept": kept})
+    return plain({"tokens": got, **seen, "held": held, "free": served.pool.num_free, "kept": kept})
 
 
 @cache
@@ -158,12 +174,14 @@ class _Served:
         from servelab.llm.kv import Pages
 
         self.passes: list[dict] = []
-        self._attended, self.unit = 0, unit
+        self.nexts: list[int] = []  # passes that the first `next` of each answer ran, and each later one
+        self.starts: list[list[int]] = []  # of each answer: the tokens of its prompt, and those its table holds
+        self._attended, self.unit, self._way = 0, unit, asked["way"]
         self._generate, self._attention = unit.generate, unit.paged_attention
         unit.generate, unit.paged_attention = self._limited, self._counted
         config, weights = _model()
         model = LLM(replace(config, eos_token_id=asked["eos"]), weights)
-        self._forward, model.forward = model.forward, self._watched  # type: ignore[method-assign]
+        model.forward = self._watched(model.forward)  # type: ignore[method-assign]
         sizes = asked["num_blocks"], asked["block_size"]
         self.pool = (unit.PrefixCache if asked["way"] == "prefix-cached" else unit.BlockAllocator)(*sizes)
         pages = Pages.empty(config, *sizes, unit, torch.float64)
@@ -171,72 +189,121 @@ class _Served:
             k_cache.fill_(float("nan")), v_cache.fill_(float("nan"))
         self.parts = unit, model, pages
 
-    def _limited(self, *given: Any) -> Iterator:
+    def _limited(self, model: Any, pages: Any, table: Any, tokens: list[int], most: int) -> Iterator:
         """The learner's `generate`, ended where it does not end by itself."""
-        return islice(self._generate(*given), given[-1] + 1)
+        self.starts.append([len(tokens), table.num_tokens])
+        if table.num_tokens >= len(tokens):
+            raise Unusable(f"{_held(self._way, *self.starts[-1])}; then nothing is left to compute")
+        before, going = len(self.passes), iter(self._generate(model, pages, table, tokens, most))
+        for token in islice(going, most + 1):
+            self.nexts.append(len(self.passes) - before)
+            yield token
+            before = len(self.passes)
 
     def _counted(self, *given: Any) -> Any:
         self._attended += 1
-        return self._attention(*given)
+        out, due = self._attention(*given), given[0].dtype
+        if getattr(out, "dtype", due) != due:
+            raise Unusable(f"`paged_attention` returns {out.dtype} for a q of {due}; see exercise 6")
+        return out
 
-    def _watched(self, tokens: Any, positions: Any, kv: Any) -> Any:
-        before = self._attended
-        hidden = self._forward(tokens, positions, kv)
-        self.passes.append({"positions": positions.tolist(), "layers": self._attended - before})
-        return hidden
+    def _watched(self, forward: Callable) -> Callable:
+        """The model's `forward`, each pass of which is written down."""
+
+        @wraps(forward)
+        def watched(tokens: Any, positions: Any, kv: Any) -> Any:
+            before = self._attended
+            hidden = forward(tokens, positions, kv)
+            layers, numbers = self._attended - before, bool(hidden.isfinite().all())
+            self.passes.append({"positions": positions.tolist(), "layers": layers, "numbers": numbers})
+            return hidden
+
+        return watched
+
+
+def _held(way: str, prompt: int, held: Any) -> str:
+    """What a table holds before the first pass of an answer, and where that comes from."""
+    whence = {
+        "in turn": "it is new (exercise 2)",
+        "forked": "the pass over the beginning of the prompt left it so, or `fork` did (exercise 3)",
+        "prefix-cached": "so much has `match` found (exercise 4) of what earlier answers left in their tables",
+    }
+    return f"before its first pass a table holds {held} of the {prompt} tokens of its prompt: {whence[way]}"
 
 
 def judge(asked: dict, transcript: dict, expected: dict) -> list[Case]:
     """Tokens, passes and room are determined."""
-    found = dict(_problems(asked, transcript, expected))
+    if "broke" in transcript:  # what goes with the case itself stays unjudged
+        return [Case(asked["case"], False, transcript["broke"], transcript.get("hint"))]
+    found = {kind: (message, hint) for kind, message, hint in _problems(asked, transcript, expected)}
     names = (asked["case"], *ALSO.get(asked["case"], ()))
     return [_case(name, found) for name in names]
 
 
-def _case(name: str, found: dict[str, str]) -> Case:
-    problem = next((found[kind] for kind in LOOKED_AT[name] if kind in found), "")
-    return Case(name, not problem, problem)
+def _case(name: str, found: dict[str, tuple]) -> Case:
+    problem, hint = next((found[kind] for kind in LOOKED_AT[name] if kind in found), ("", None))
+    return Case(name, not problem, problem, hint)
 
 
-def _problems(asked: dict, got: dict, want: dict) -> Iterator[tuple[str, str]]:
-    """What is not as it should be, a message for each kind."""
+def _problems(asked: dict, got: dict, want: dict) -> Iterator[tuple[str, str, int]]:
+    """What is not as it should be: a kind, a message and a hint."""
+    for now, due in zip(got["starts"], want["starts"], strict=False):
+        if now != due:
+            held = f"{steps.shown(now[1])}, not {due[1]},"
+            yield "starts", _held(asked["way"], due[0], held), 3
+            break
+    if any(ran != 1 for ran in got["nexts"]):
+        ran = next(ran for ran in got["nexts"] if ran != 1)
+        yield "nexts", f"one `next` has to run one forward pass; here one runs {steps.shown(ran)}", 3
     for id, due in want["tokens"].items():
         if got["tokens"][id] != due:
-            yield "tokens", _other_tokens(id, got["tokens"][id], due)
+            message, hint = _other_tokens(id, got, due)
+            yield "tokens", message, 3 if asked["way"] == "forked" else hint
             break
-    if got["passes"] != want["passes"]:
-        yield "passes", _other_pass(got["passes"], want["passes"])
+    if passes := _other_pass(got["passes"], want["passes"]):
+        yield "passes", *passes
     for id, (tokens, blocks) in want["held"].items():
         if got["held"][id] != [tokens, blocks]:
             now, in_blocks = map(steps.shown, got["held"][id])
-            yield "room", f"at its end {id} has room for {now} tokens in {in_blocks} blocks, not {tokens} in {blocks}"
+            room = f"at its end {id} has room for {now} tokens in {in_blocks} blocks, not {tokens} in {blocks}"
+            yield "room", room, 3
             break
     else:
         if got["free"] != want["free"]:
             free = steps.shown(got["free"])
-            yield "room", f"after all tables were released {free} blocks are free, not {want['free']}"
+            left = "see `free`, `release` and `append` of exercises 1 to 4"
+            yield "room", f"after all tables were released {free} blocks are free, not {want['free']}; {left}", 3
     if got["kept"] is not True:
-        yield "kept", "the tokens that were handed over have changed; they stay the caller's"
+        yield "kept", "the tokens that were handed over have changed; they stay the caller's", 1
 
 
-def _other_tokens(id: str, got: Any, due: list[int]) -> str:
+def _other_tokens(id: str, ran: dict, due: list[int]) -> tuple[str, int]:
     """Where an answer leaves that of the plain loop."""
+    got = ran["tokens"][id]
     at = next((n for n, pair in enumerate(zip(got, due, strict=False)) if pair[0] != pair[1]), None)
     if at is None:
-        return f"{id}: the plain loop gives {len(due)} tokens, you give {len(got)}"
+        return f"{id}: the plain loop gives {len(due)} tokens, you give {len(got)}", 3
+    if not isinstance(got[at], int):
+        return f"{id}: token {at} is {steps.shown(got[at])}; yield an int", 2
     same = f", after {at} that are right" if at else ""
-    return f"{id}: token {at} is {steps.shown(got[at])}; the plain loop says {due[at]} ({bytes([due[at]])!r}){same}"
+    message = f"{id}: token {at} is {steps.shown(got[at])}; the plain loop says {due[at]} ({bytes([due[at]])!r}){same}"
+    lost = next((n for n, done in enumerate(ran["passes"]) if done["numbers"] is not True), None)
+    if lost is not None:
+        causes = "a wrong slot, a copy that was not made, or exercise 6"
+        message += f". Pass {lost} gives NaN: attention takes in a slot that nobody has written ({causes}), or none"
+    return message, 2
 
 
-def _other_pass(got: list, due: list) -> str:
+def _other_pass(got: list, due: list) -> tuple[str, int] | None:
     """The first forward pass that is another than it should be."""
-    at = next((n for n, pair in enumerate(zip(got, due, strict=False)) if pair[0] != pair[1]), None)
-    if at is None:
-        return f"expected {len(due)} forward passes over all requests, got {len(got)}"
-    now, then = got[at], due[at]
-    if now["positions"] != then["positions"]:
-        return f"pass {at} should compute {_span(then['positions'])}, and computes {_span(now['positions'])}"
-    return f"in pass {at} attention reads the pages {now['layers']} times, not once for each of {then['layers']} layers"
+    for at, (now, then) in enumerate(zip(got, due, strict=False)):
+        if now["positions"] != then["positions"]:
+            message = f"pass {at} should compute {_span(then['positions'])}, and computes {_span(now['positions'])}"
+            return message, 1 if len(now["positions"]) != len(then["positions"]) else 2
+        if now["layers"] != then["layers"]:
+            layers = f"{now['layers']} times, not once for each of {then['layers']} layers"
+            return f"in pass {at} attention reads the pages {layers}", 2
+    return None if len(got) == len(due) else (f"expected {len(due)} forward passes, got {len(got)}", 1)
 
 
 def _span(positions: Any) -> str:
@@ -247,13 +314,20 @@ def _span(positions: Any) -> str:
 def show(asked: dict) -> str:
     """The run as Python."""
     names = ", ".join(ANSWERS)
-    return f"from servelab.exercises.paged_kv.token_exact import play\n\nplay({asked!r},\n     {names})"
+    lead = "from servelab.exercises.paged_kv.token_exact import play  # shows the traceback of an error, too"
+    return f"{lead}\n\nplay({asked!r},\n     {names})"
 
 
 def play(asked: dict, *answers: Any) -> None:
-    """Serve the prompts of a challenge, and print each answer and what each forward pass computed."""
-    ran = drive(asked, *answers)
+    """Serve the prompts of a challenge; print each answer, the plain loop's, and what each forward pass computed."""
+    from servelab.llm import LLM
+    from servelab.llm.thread import plain_loop
+
+    ran, (config, weights) = _serve(asked, answers), _model()
+    due = plain_loop(
+        LLM(replace(config, eos_token_id=asked["eos"]), weights), _tokens(asked["prompts"]), asked["max_tokens"]
+    )
     for id, prompt in _tokens(asked["prompts"]).items():
-        print(f"{id}: {bytes(prompt)!r} -> {ran['tokens'][id]}")
+        print(f"{id}: {bytes(prompt)!r} -> {ran['tokens'][id]}; the plain loop: {due[id]}")
     for number, done in enumerate(ran["passes"]):
         print(f"pass {number}: {_span(done['positions'])}")

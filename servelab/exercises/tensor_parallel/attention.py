@@ -48,13 +48,14 @@ LAYERS = (
 
 
 def challenges(rng: Random) -> list[dict]:
-    """Heads alone, then layers; then a layer in two groups at the same time."""
+    """Heads alone, then layers; then one in two groups at the same time."""
     heads = [{"heads": [h, kv], "size": t, "case": HEADS} for h, kv, t in PLACED]
     heads += [{"heads": [h, kv], "size": t, "case": REPLICATED} for h, kv, t in CROWDED]
     refused = [{"heads": [h, kv], "size": t, "case": REFUSES} for h, kv, t in IMPOSSIBLE]
     layers = [_layer(rng, *parts) for parts in LAYERS]
-    grouped = _layer(rng, 2, 4, 1, 2, 3) | {"groups": [[0, 2], [1, 3]]}
-    return [*heads, *layers, grouped, *refused]
+    grouped = [_layer(rng, 2, 4, 1, 2, 3) | {"groups": [[0, 2], [1, 3]]}]
+    grouped += [_layer(rng, 2, 4, 2, 2, 3) | {"groups": [[0, 1], [2, 3]]}]
+    return [*heads, *layers, *grouped, *refused]
 
 
 def _layer(rng: Random, size: int, heads: int, kv_heads: int, head_dim: int, hidden: int) -> dict:

@@ -8,7 +8,7 @@ QUIZ = Quiz(
         "KV copies": "How many ranks share one KV head when there are more ranks than KV heads?",
         "KV of a 70B card": "How many KV heads does a card hold at TP8, and how many at TP16?",
         "ratio at TP4": "Use tp_bytes over boundary_bytes, or the formula of the worked example with t = 4.",
-        "crossing point": "Set both terms of an all-reduce equal. B is the bandwidth in one direction.",
+        "crossing point": "Set both terms of an all-reduce equal. B is for one direction, an MB 1e6 bytes.",
         "A, the link": "Count how often each of the two sends, and who waits for it.",
         "B, decoding": "Change one of the two numbers at a time, and look at step_seconds.",
         "C, what TP8 gives": "What does a card hold besides its share of the weights (unit 01)?",

@@ -9,29 +9,32 @@ from functools import partial
 from random import Random
 from typing import Any
 
+import numpy as np
+
 from servelab.exercise import Case, CaseSpec
 from servelab.exercises.tensor_parallel import _ranks as ranks
-from servelab.plain import close
+from servelab.plain import close, decode_array, is_array
 
 ANSWERS = ("DecoderLayer",)
 ALONE, SPLIT, COPIED = "a layer on one rank", "KV heads split over the ranks", "KV heads replicated"
-HELD, KEPT = "holds its part of the matrices", "keys and values of its own heads"
+HELD, KEPT = "holds its part of the matrices", "as many keys and values as its heads have"
 CALLS, GROUP = "two all-reduces a layer", "within its own group"
 TP2, TP4 = "the plain loop's tokens, TP=2", "the plain loop's tokens, TP=4"
 CASES = (
     CaseSpec(ALONE, hint=2),
-    CaseSpec(SPLIT, hint=1),
-    CaseSpec(COPIED, hint=1),
     CaseSpec(HELD, hint=1),
     CaseSpec(KEPT, hint=1),
     CaseSpec(CALLS, hint=3, weight=2),
+    CaseSpec(SPLIT, hint=3),
+    CaseSpec(COPIED, hint=3),
     CaseSpec(GROUP, hint=3),
     CaseSpec(TP2, hint=3, weight=3),
     CaseSpec(TP4, hint=3, weight=3),
 )
 MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
 STEPS = ("the prompt", "the token after it")
-MATRIX_ELEMENTS, KV_ELEMENTS = "elements of the matrices", "elements of keys and values"
+MATRIX_ELEMENTS, KV_ELEMENTS = "elements of matrices among parameters and buffers", "elements of keys and values"
+GIVEN = ("q", "k", "v")
 PHASES = {"before": "in the constructor", "forward": "in all steps"}
 VERBS = ("What is ", "Explain ", "Why is there ", "When is there ")
 NOUNS = ("a block table", "a KV cache", "a rank", "a prefill", "an all-reduce", "a batch")
@@ -41,7 +44,7 @@ MAX_TOKENS = 6
 def challenges(rng: Random) -> list[dict]:
     """One layer of the tiny model on more and more ranks; then two groups at the same time; then all of the model."""
     made: list[dict] = [_layer(rng, case, size) for case, size in ((ALONE, 1), (SPLIT, 2), (COPIED, 4))]
-    made.append(_layer(rng, GROUP, 2) | {"groups": [[0, 2], [1, 3]]})
+    made += [_grouped(rng, groups) for groups in ([[0, 2], [1, 3]], [[0, 1], [2, 3]])]
     for case, size in ((TP2, 2), (TP4, 4)):
         made.append({"case": case, "ranks": size, "prompt": _prompt(rng), "max_tokens": MAX_TOKENS})
     return made
@@ -53,6 +56,15 @@ def _prompt(rng: Random) -> list[int]:
 
 def _layer(rng: Random, case: str, size: int) -> dict:
     return {"case": case, "ranks": size, "layer": rng.randrange(2), "tokens": _prompt(rng)[-5:]}
+
+
+def _grouped(rng: Random, groups: list[list[int]]) -> dict:
+    """Two groups with tokens of their own, so that no sum over both is right."""
+    made = _layer(rng, GROUP, 2) | {"groups": groups}
+    while True:
+        others = _prompt(rng)[-5:]
+        if others != made["tokens"]:
+            return made | {"others": others}
 
 
 def drive(challenge: dict, DecoderLayer) -> dict:
@@ -77,12 +89,14 @@ def _one_layer(challenge: dict, comm: Any, decoder_layer: Any, whole: Any) -> di
     layer = decoder_layer(whole.config, weights | given, comm)
     kept = ranks.kept([layer], given)
     model, kv = thread.LayeredLLM(whole.config, whole.weights, comm, lambda *_: layer), _watched()
-    tokens, made = torch.tensor(challenge["tokens"]), {}
+    second = list(comm.ranks) in challenge.get("groups", [])[1:]
+    tokens, made = torch.tensor(challenge["others" if second else "tokens"]), {}
     ranks.mark("forward")
     for name, span in zip(STEPS, torch.arange(len(tokens)).split(len(tokens) - 1), strict=True):
         x, angles = model.inputs(tokens[span], span)
         with torch.no_grad():
             made[name] = ranks.returned("forward", layer(x, angles, partial(kv.attend, 0)))
+        made |= {_given(name, part): each for part, each in zip(GIVEN, kv.take(), strict=True)}
     return made | {MATRIX_ELEMENTS: _held([layer]), ranks.MEMORY: kept, KV_ELEMENTS: kv.elements}
 
 
@@ -97,16 +111,27 @@ def _all_layers(challenge: dict, comm: Any, decoder_layer: Any, whole: Any) -> d
     return {"tokens": tokens, MATRIX_ELEMENTS: _held(model.layers)}
 
 
+def _given(step: str, part: str) -> str:
+    return f"{step}, what attend gets as {part}"
+
+
 def _watched() -> Any:
-    """The KV memory of one request, which counts the elements of the keys and values that it is given."""
+    """The KV memory of one request, which counts the elements of keys and values, and remembers what it was given."""
     from servelab.llm.kv import ContiguousKV
 
     class Watched(ContiguousKV):
         elements = 0
+        calls: tuple = ()
 
         def attend(self, layer: int, q: Any, k: Any, v: Any) -> Any:
             self.elements += k.numel() + v.numel()
+            self.calls = (*self.calls, tuple(each.detach().clone() for each in (q, k, v)))
             return super().attend(layer, q, k, v)
+
+        def take(self) -> tuple:
+            """What the one call since the last look was given; of another number of calls what that was."""
+            calls, self.calls = self.calls, ()
+            return calls[0] if len(calls) == 1 else (f"{len(calls)} calls of attend instead of one",) * len(GIVEN)
 
     return Watched()
 
@@ -127,10 +152,33 @@ def judge(challenge: dict, transcript: dict, expected: dict) -> list[Case]:
         return ranks.failed(transcript, [case, *others])
     about = {HELD: [MATRIX_ELEMENTS], KEPT: [KV_ELEMENTS]}
     if "layer" in challenge:
-        about |= {case: list(STEPS), HELD: [MATRIX_ELEMENTS, ranks.MEMORY]}
-    values = [] if "layer" in challenge else [_judge_tokens(case, transcript, expected)]
+        about |= {HELD: [MATRIX_ELEMENTS, ranks.MEMORY]}
+    values = [(_judge_layer if "layer" in challenge else _judge_tokens)(case, transcript, expected)]
     values += [ranks.compare(name, transcript, expected, about[name]) for name in (case, *others) if name in about]
     return values + ([_judge_calls(transcript, expected)] if CALLS in others else [])
+
+
+def _judge_layer(case: str, transcript: dict, expected: dict) -> Case:
+    """The values behind the layer. Where they are wrong, what went into `attend` tells which half of it to look at."""
+    found = ranks.compare(case, transcript, expected, STEPS)
+    if found.passed:
+        return found
+    given = ranks.compare(case, transcript, expected, [_given(step, part) for step in STEPS for part in GIVEN])
+    if given.passed:
+        return Case(case, False, f"{found.message}; what attend gets is right")
+    hint = 1 if case in (SPLIT, COPIED) else None
+    return Case(case, False, given.message + _only_later(transcript, expected), hint)
+
+
+def _only_later(transcript: dict, expected: dict) -> str:
+    """What it may mean that the first token's keys or values are right and later ones are not."""
+    for mine, right in zip(transcript["ranks"], expected["ranks"], strict=True):
+        for part in GIVEN:
+            got, want = (made["made"].get(_given(STEPS[0], part)) for made in (mine, right))
+            if is_array(got) and is_array(want) and got["shape"] == want["shape"] and not close(got, want, rtol=1e-9):
+                rows = np.isclose(decode_array(got), decode_array(want), rtol=ranks.EXACT).all((1, 2))
+                return "; token 0 is right, and position 0 is not rotated" if rows[0] and not rows[1:].any() else ""
+    return ""
 
 
 def _judge_calls(transcript: dict, expected: dict) -> Case:
@@ -162,27 +210,37 @@ def _judge_tokens(case: str, transcript: dict, expected: dict) -> Case:
 
 def show(challenge: dict) -> str:
     """What each rank does, as Python."""
+    layer = "layer" in challenge
     lines = [
         "torch.set_grad_enabled(False)",
         "model = thread.LayeredLLM(whole.config, whole.weights, comm, DecoderLayer)",
+        *(_show_layer(challenge) if layer else [f"return list(greedy(model, {_asked(challenge)}))"]),
     ]
-    if "layer" in challenge:
-        number, tokens = challenge["layer"], challenge["tokens"]
-        lines += [
-            f"tokens, positions = torch.tensor({tokens}), torch.arange({len(tokens)})",
-            "kv, y = ContiguousKV(), []",
-        ]
-        lines += [
-            f"for span in positions.split({len(tokens) - 1}):",
-            "    x, angles = model.inputs(tokens[span], span)",
-        ]
-        lines += [f"    y.append(model.layers[{number}](x, angles, partial(kv.attend, {number})))", "return y"]
-    else:
-        lines += [f"return list(greedy(model, {challenge['prompt']}, {challenge['max_tokens']}))"]
-    imports = [
-        "from functools import partial",
-        "from servelab.llm import thread",
-        "from servelab.llm.generate import greedy",
+    imports = ["from functools import partial", "from servelab.llm.kv import ContiguousKV"]
+    imports = imports if layer else ["from servelab.llm.generate import greedy"]
+    begin = [*imports, "from servelab.llm import thread", "whole = thread.tiny_model()", ""]
+    end = [
+        "for rank, (prompt, token) in enumerate(run.values):",
+        "    print(rank, prompt[0, :2].tolist(), token[0, :2].tolist())",
     ]
-    imports += ["from servelab.llm.kv import ContiguousKV", "whole = thread.tiny_model()", ""]
-    return "\n".join([*imports, ranks.script(challenge, lines)])
+    if not layer:
+        end = [f"print(list(greedy(whole, {_asked(challenge)})), run.values)"]
+    return "\n".join([*begin, ranks.script(challenge, lines), *end])
+
+
+def _asked(challenge: dict) -> str:
+    return f"{challenge['prompt']}, {challenge['max_tokens']}"
+
+
+def _show_layer(challenge: dict) -> list[str]:
+    """Two steps of one layer."""
+    number, tokens = challenge["layer"], challenge["tokens"]
+    lines = [f"tokens, positions = torch.tensor({tokens}), torch.arange({len(tokens)})"]
+    if "groups" in challenge:
+        lines += [
+            f"if dist.get_rank() in {challenge['groups'][1]}:",
+            f"    tokens = torch.tensor({challenge['others']})",
+        ]
+    lines += ["kv, y = ContiguousKV(), []", f"for span in positions.split({len(tokens) - 1}):"]
+    lines += ["    x, angles = model.inputs(tokens[span], span)"]
+    return [*lines, f"    y.append(model.layers[{number}](x, angles, partial(kv.attend, {number})))", "return y"]

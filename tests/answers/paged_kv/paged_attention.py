@@ -212,6 +212,37 @@ def doubles(reference):
     return reference.write_kv, paged_attention
 
 
+@wrong("the result is collected in float32, whatever q is", case="the dtype of its arguments")
+def collected_in_single(reference):
+    def paged_attention(q, *rest):
+        import torch
+
+        out = torch.zeros(q.shape)
+        out[:] = reference.paged_attention(q, *rest)
+        return out
+
+    return reference.write_kv, paged_attention
+
+
+@wrong("weights in float32", case="the dtype of its arguments")
+def single_weights(reference):
+    def paged_attention(q, k_cache, v_cache, block_tables, query_lens, context_lens, scale):
+        import torch
+
+        outs = []
+        rows = zip(q.split(query_lens), block_tables, context_lens, strict=True)
+        for row, table, context in rows:
+            k, v = (reference.gather_context(cache, table, context) for cache in (k_cache, v_cache))
+            k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+            scores = torch.einsum("qhd,khd->hqk", row, k) * scale
+            hidden = torch.arange(context) > torch.arange(context - len(row), context)[:, None]
+            weights = scores.masked_fill(hidden, -torch.inf).softmax(-1, dtype=torch.float32)
+            outs.append(torch.einsum("hqk,khd->qhd", weights, v))
+        return torch.cat(outs)
+
+    return reference.write_kv, paged_attention
+
+
 def _writing(change):
     return lambda reference: (change(reference), reference.paged_attention)
 
@@ -260,6 +291,12 @@ def shifted(reference):
         reference.write_kv(k_cache, v_cache, k[: len(slots)], v[: len(slots)], slots)
 
     return write_kv
+
+
+@wrong("writes float32, whatever the caches hold", case="the dtype of its arguments")
+@_writing
+def writes_single(reference):
+    return lambda k_cache, v_cache, k, v, slots: reference.write_kv(k_cache, v_cache, k.float(), v.float(), slots)
 
 
 @wrong("writes into a copy", case="writes each token to its slot")

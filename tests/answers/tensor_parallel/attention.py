@@ -306,3 +306,18 @@ def group_ignored(reference):
         return reference.reduce_from_ranks(F.linear(attend(reference, self, x), self.o.weight), Communicator())
 
     return layer(reference, forward=forward)
+
+
+@wrong("the KV heads of the world's rank", case="within its own group")
+def heads_of_the_world(reference):
+    from servelab.ranks.communicator import Communicator
+
+    class Layer(reference.TensorParallelAttention):
+        def __init__(self, q, k, v, o, num_heads, num_kv_heads, comm, replicas):
+            super().__init__(q, k, v, o, num_heads, num_kv_heads, comm, replicas)
+            everybody = Communicator()
+            _, heads = reference.my_heads(num_heads, num_kv_heads, everybody.rank, everybody.size)
+            rows = slice(heads.start * self.head_dim, heads.stop * self.head_dim)
+            self.k, self.v = nn.Parameter(k[rows].clone()), nn.Parameter(v[rows].clone())
+
+    return reference.my_heads, Layer

@@ -303,7 +303,7 @@ def view(reference):
     return changed(reference, after=after)
 
 
-@wrong("keys and values kept once for each query head", case="keys and values of its own heads")
+@wrong("keys and values kept once for each query head", case="as many keys and values as its heads have")
 def once_a_query_head(reference):
     def forward(self, x, angles, attend):
         q, k, v = products(self, x)
@@ -313,7 +313,7 @@ def once_a_query_head(reference):
     return changed(reference, forward)
 
 
-@wrong("keys and values gathered, so that every rank keeps all heads", case="keys and values of its own heads")
+@wrong("keys and values gathered, so that every rank keeps all heads", case="as many keys and values as its heads have")
 def kv_gathered(reference):
     def forward(self, x, angles, attend):
         q, k, v = products(self, x)
@@ -365,6 +365,55 @@ def group_ignored(reference):
             return second(self, x + reference.reduce_from_ranks(part, self.everybody))
 
     return Layer
+
+
+@wrong("a communicator of its own, over the whole world", case="within its own group")
+def of_the_world(reference):
+    class Layer(reference.DecoderLayer):
+        def __init__(self, config, weights, comm):
+            super().__init__(config, weights, Communicator())
+
+    return Layer
+
+
+@wrong("the world's communicator for all but the heads", case="within its own group")
+def of_the_world_but_for_heads(reference):
+    def after(self, config, weights, comm):
+        everybody = Communicator()
+        self.q, self.o = (
+            layer(weights[name], None, everybody)
+            for name, layer in (("q", reference.ColumnParallelLinear), ("o", reference.RowParallelLinear))
+        )
+        self.mlp = reference.TensorParallelMLP(weights["gate"], weights["up"], weights["down"], everybody)
+
+    return changed(reference, after=after)
+
+
+@wrong("the world's communicator for the MLP", case="within its own group")
+def mlp_of_the_world(reference):
+    def after(self, config, weights, comm):
+        self.mlp = reference.TensorParallelMLP(weights["gate"], weights["up"], weights["down"], Communicator())
+
+    return changed(reference, after=after)
+
+
+@wrong("the KV heads of the world's rank", case="within its own group")
+def heads_of_the_world(reference):
+    def after(self, config, weights, comm):
+        everybody = Communicator()
+        _, heads = reference.my_heads(config.num_heads, config.num_kv_heads, everybody.rank, everybody.size)
+        rows = slice(heads.start * config.head_dim, heads.stop * config.head_dim)
+        self.k, self.v = (nn.Parameter(weights[name][rows].clone()) for name in "kv")
+
+    return changed(reference, after=after)
+
+
+@wrong("g once more behind the output layer, which has one", case="two all-reduces a layer")
+def second_g(reference):
+    def forward(self, x, angles, attend):
+        return second(self, x + reference.reduce_from_ranks(self.o(mixed(self, x, angles, attend)), self.comm))
+
+    return changed(reference, forward)
 
 
 # -- right alone, wrong as layers of a model; and wrong parts
