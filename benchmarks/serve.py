@@ -28,7 +28,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # before torch; as `servelab learn` does
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # before torch; as `servelab learn` does
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch

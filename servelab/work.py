@@ -20,7 +20,7 @@ from servelab.paths import Unit, find_unit, units, work_dir
 from servelab.repair import read_notebook, repair
 
 CELL_TIMEOUT = 300  # seconds; an explore cell on a slow laptop takes a few
-SPINS = "1000"  # rounds that a thread of torch waits awake; by default so many that one neighbour stalls them all
+SPINS = "10000"  # rounds that a thread of torch waits awake; by default so many that one neighbour stalls them all
 LARGEST = 1 << 30  # bytes; on the learner's own machine a notebook full of pictures is read too
 
 
