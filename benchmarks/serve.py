@@ -11,6 +11,8 @@ folder of its own:
     python -m pip install --target hf transformers==5.24.0
     PYTHONPATH=hf python benchmarks/serve.py
 
+Let nothing else run: torch's threads wait awake for one another, and a busy neighbour stalls them all.
+
 All systems run once in each repeat, one behind another; ratios are taken within a repeat, and medians over repeats are
 printed. The limit of a step is the larger of two times: to read the weights and the KV of its contexts at the memory
 bandwidth, and to do its arithmetic at the rate of a large matrix product; both rates are measured before each repeat,
@@ -28,7 +30,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # before torch; as `servelab learn` does
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch

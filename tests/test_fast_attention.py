@@ -39,7 +39,8 @@ def attention(q, k_cache, v_cache, block_tables, query_lens, context_lens, scale
     """The module's attention behind the signature of unit 03's."""
     nothing = torch.empty(0, dtype=torch.int64)
     batch = FlatBatch(nothing, nothing, query_lens, context_lens, nothing, block_tables)
-    return fast_attention.Contexts(batch, k_cache, q.shape[1]).attend(q, k_cache, v_cache, scale)
+    keys, values = fast_attention.matrix(k_cache), fast_attention.matrix(v_cache)
+    return fast_attention.Contexts(batch, k_cache, q.shape[1]).attend(q, keys, values, scale)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -53,15 +54,12 @@ def test_attention_is_that_of_the_reference(seed):
     torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
 
 
-def test_keys_and_values_are_written_where_the_reference_writes_them():
-    k, v = torch.randn(2, 5, 2, 8, dtype=torch.float64)
+@pytest.mark.parametrize("shape", [(4, BLOCK, 2, 8), (4, 2, BLOCK, 8)])
+def test_rows_are_where_slots_are_however_a_cache_lies(shape):
+    cache = torch.randn(shape) if shape[1] == BLOCK else torch.randn(shape).transpose(1, 2)
     slots = torch.tensor([7, 3, 0, 12, 15])
-    caches = [[torch.zeros(4, BLOCK, 2, 8, dtype=torch.float64) for _ in range(2)] for _ in range(2)]
-    rows = fast_attention.rows_of(slots, caches[0][0]).flatten()
-    fast_attention.write_rows(*caches[0], k, v, rows)
-    paged_kv.write_kv(*caches[1], k, v, slots)
-    for got, want in zip(*caches, strict=True):
-        assert torch.equal(got, want)
+    found = fast_attention.matrix(cache)[fast_attention.rows_of(slots, cache)]
+    assert torch.equal(found, cache.flatten(0, 1)[slots])
 
 
 @pytest.mark.parametrize("contexts", [[5], [5] * 8, [40] * 7 + [300], [1, 60, 61, 300, 2000], [1000] * 9])

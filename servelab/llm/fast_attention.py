@@ -140,13 +140,15 @@ class Contexts:
         self.order = None if order == list(range(len(order))) else torch.tensor(order, device=cache.device)
         self.back = None if self.order is None else self.order.argsort()
 
-    def attend(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, scale: float) -> Tensor:
-        """The attention of the flat batch ``q`` [T, Hq, D]."""
-        keys, values = matrix(k_cache), matrix(v_cache)
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+        """The attention of the flat batch ``q`` [T, Hq, D]; keys and values as `matrix` gives them."""
         if self.order is not None:
             q = q.index_select(0, self.order)
-        pieces = zip(q.split(self.sizes), self.pieces, strict=True)
-        out = torch.cat([piece.attend(rows, keys, values, scale) for rows, piece in pieces])
+        if len(self.pieces) == 1:
+            out = self.pieces[0].attend(q, keys, values, scale)
+        else:
+            parts = zip(self.pieces, q.split(self.sizes), strict=True)
+            out = torch.cat([piece.attend(rows, keys, values, scale) for piece, rows in parts])
         return out if self.back is None else out.index_select(0, self.back)
 
 
@@ -221,12 +223,6 @@ def has_sparse(device: str, dtype: torch.dtype) -> bool:
     return device == "cpu"
 
 
-def write_rows(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, rows: Tensor) -> None:
-    """Write the keys and values [T, Hkv, D] of new tokens into the rows [T * Hkv] of the caches."""
-    matrix(k_cache).index_copy_(0, rows, k.flatten(0, 1))
-    matrix(v_cache).index_copy_(0, rows, v.flatten(0, 1))
-
-
 @dataclass(frozen=True)
 class FastPages:
     """The KV of many requests in blocks, like `Pages`, but within a block all keys of one head lie together.
@@ -241,6 +237,11 @@ class FastPages:
 
     caches: Sequence[tuple[Tensor, Tensor]]
     num_heads: int
+
+    @functools.cached_property
+    def matrices(self) -> list[tuple[Tensor, Tensor]]:
+        """The keys and values of each layer as `matrix` gives them."""
+        return [(matrix(k_cache), matrix(v_cache)) for k_cache, v_cache in self.caches]
 
     def bind(self, batch: FlatBatch) -> "FastStep":
         """The pages as the KV of one step."""
@@ -263,9 +264,10 @@ class FastStep:
         return Contexts(self.batch, self.pages.caches[0][0], self.pages.num_heads)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        k_cache, v_cache = self.pages.caches[layer]
-        write_rows(k_cache, v_cache, k, v, self.rows)
-        return self.contexts.attend(q, k_cache, v_cache, q.shape[-1] ** -0.5)
+        keys, values = self.pages.matrices[layer]
+        keys.index_copy_(0, self.rows, k.flatten(0, 1))
+        values.index_copy_(0, self.rows, v.flatten(0, 1))
+        return self.contexts.attend(q, keys, values, q.shape[-1] ** -0.5)
 
 
 def fast_pages(model: LLM, num_blocks: int, block_size: int) -> FastPages:
