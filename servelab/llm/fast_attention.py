@@ -36,30 +36,31 @@ class Decodes:
         The values are overwritten in every layer.
     columns, starts : Tensor, int32
         The pattern's columns, and where each row of it begins.
+    values : Tensor
+        The pattern's values.
     padding : Tensor, int64
-        Which of the values are padding.
-    parts : tuple of (int, int)
-        Of each part the query heads and the longest context.
+        Which of them are padding.
+    parts : tuple of Tensor [heads, longest context]
+        Those of each part, as a matrix.
     """
 
     scores: Tensor
     columns: Tensor
     starts: Tensor
+    values: Tensor
     padding: Tensor
-    parts: tuple[tuple[int, int], ...]
+    parts: tuple[Tensor, ...]
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
         """The attention of the query tokens ``q`` [B, Hq, D], in the same shape."""
         rows = q.reshape(-1, q.shape[-1])
         torch.sparse.sampled_addmm(self.scores, rows, keys.t(), beta=0, alpha=scale, out=self.scores)
-        scores = self.scores.values()
         if len(self.padding):
-            scores.index_fill_(0, self.padding, -torch.inf)
-        sizes = [heads * longest for heads, longest in self.parts]
-        for part, (_, longest) in zip(scores.split(sizes), self.parts, strict=True):
-            part = part.view(-1, longest)
+            self.values.index_fill_(0, self.padding, -torch.inf)
+        for part in self.parts:
             torch.softmax(part, -1, out=part)
-        return embedding_bag(self.columns, values, self.starts, mode="sum", per_sample_weights=scores).view(q.shape)
+        weighted = embedding_bag(self.columns, values, self.starts, mode="sum", per_sample_weights=self.values)
+        return weighted.view(q.shape)
 
 
 @dataclass(frozen=True)
@@ -186,18 +187,19 @@ def _places(batch: FlatBatch, requests: Sequence[int], cache: Tensor) -> tuple[T
 
 
 def _decodes(places: Sequence[tuple[Tensor, Tensor]], cache: Tensor, num_heads: int) -> Decodes:
-    columns, padding, parts, lengths = [], [], [], []
+    columns, padding, shapes, lengths = [], [], [], []
     for rows, mask in places:
         columns.append(rows.repeat_interleave(num_heads // cache.shape[2], dim=1).flatten())
         padding.append(~mask[:, None].expand(-1, num_heads, -1).flatten())
-        parts.append((len(mask) * num_heads, mask.shape[1]))
-        lengths += [mask.shape[1]] * parts[-1][0]
+        shapes.append((len(mask) * num_heads, mask.shape[1]))
+        lengths += [mask.shape[1]] * shapes[-1][0]
     starts = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
     flat, shape = torch.cat(columns).to(torch.int32), (len(lengths), len(matrix(cache)))
-    pattern = torch.sparse_csr_tensor(
-        starts, flat, torch.zeros(len(flat), dtype=cache.dtype), shape, check_invariants=False
-    )
-    return Decodes(pattern, flat, starts[:-1].clone(), torch.cat(padding).nonzero()[:, 0], tuple(parts))
+    zeros = torch.zeros(len(flat), dtype=cache.dtype)
+    pattern = torch.sparse_csr_tensor(starts, flat, zeros, shape, check_invariants=False)
+    values, sizes = pattern.values(), [heads * longest for heads, longest in shapes]
+    parts = tuple(part.view(each) for part, each in zip(values.split(sizes), shapes, strict=True))
+    return Decodes(pattern, flat, starts[:-1].clone(), values, torch.cat(padding).nonzero()[:, 0], parts)
 
 
 def _chunk(batch: FlatBatch, request: int, cache: Tensor) -> Chunk:
