@@ -85,6 +85,7 @@ def _serve(pipe, make_handler: Callable[[], Callable], path: list[str]) -> None:
     sys.path[:] = path
     warnings.simplefilter("ignore")
     with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stdout(nowhere):
+        os.dup2(nowhere.fileno(), 1)  # for libraries that print themselves, as LAPACK does on NaN
         handle = make_handler()
         pipe.send("ready")
         with contextlib.suppress(EOFError, KeyboardInterrupt):

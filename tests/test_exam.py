@@ -1,6 +1,7 @@
 """`servelab exam` on a toy unit where everything that can be wrong is wrong, and on every real unit."""
 
 import json
+import os
 import textwrap
 import time
 from argparse import ArgumentParser
@@ -282,6 +283,16 @@ def test_explained_survivors_are_no_faults_and_stale_explanations_are(toy, recor
         toy.survivors.unlink()
     assert not any("unexplained" in fault for fault in faults)
     assert any(fault.startswith("stale explanation, no such survivor: gone | x") for fault in faults)
+
+
+def loud():
+    """A handler for a worker that prints past Python, as compiled libraries do."""
+    return lambda task: (os.write(1, b"noise") and print("noise")) or task
+
+
+def test_nothing_that_an_answer_prints_gets_between_the_json(capfd):
+    assert list(workers.run_all(["a"], loud, 1)) == [("a", "a")]
+    assert capfd.readouterr().out == ""
 
 
 def test_too_many_equivalents_are_a_fault_of_the_unit(records):
