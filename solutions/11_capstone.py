@@ -252,13 +252,9 @@ class Engine:
         """Run the plan; the next token of each request that has no other left to compute."""
         batch = continuous_batching.flatten_batch(plan, self.tokens, self.computed, self.kv)
         hidden = self.model.forward(batch.tokens, batch.positions, self.pages.bind(batch))
-        rows, behind = {}, 0
+        rows = continuous_batching.sampled_rows(plan, self.tokens, self.computed)
         for id, fresh in plan.scheduled.items():
             self.computed[id] += fresh
-            behind += fresh
-            left = range(self.computed[id], len(self.tokens[id]))
-            if not left:
-                rows[id] = behind - 1
         best = iter(self.model.logits(hidden[list(rows.values())]).argmax(1).tolist())
         return {id: next(best) for id in rows}
 

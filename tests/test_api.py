@@ -465,7 +465,7 @@ def real_engine(num_blocks, pace=0.0):
 
     model, kv = tiny_model(), PagedKV(paged_kv.BlockAllocator(num_blocks, block_size=4))
     scheduler = continuous_batching.ChunkedScheduler(SchedulerConfig(8, 24, eos_token_id=0), kv)
-    return Watched(model, scheduler, kv, Pages.empty(model.config, num_blocks, 4, paged_kv, torch.float64))
+    return Watched(model, scheduler, kv, Pages.of(model, num_blocks, 4, paged_kv))
 
 
 def test_32_at_the_same_time(serve):

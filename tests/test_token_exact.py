@@ -9,7 +9,6 @@ from collections import Counter
 from dataclasses import dataclass
 
 import pytest
-import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -83,7 +82,7 @@ class Server:
 
     def answers(self, model: LLM) -> list[list[int]]:
         """The answers, after all KV has been given back."""
-        pages = Pages.empty(model.config, self.blocks, self.asked.block_size, paged_kv, torch.float64)
+        pages = Pages.of(model, self.blocks, self.asked.block_size, paged_kv)
         engine = self.engine_class(model, self.scheduler, self.kv, pages)
         self.served, answers = serve(engine, self.scheduler, self.asked.pairs())
         assert self.kv.num_free == self.blocks
@@ -107,7 +106,7 @@ def servers(asked: Asked) -> dict[str, Server]:
 def forked(model: LLM, asked: Asked) -> tuple[list[list[int]], list[list[int]]]:
     """The answers to two continuations of the first prompt, computed once and forked, and those of the plain loop."""
     (prompt, most), *_ = asked.requests
-    pages = Pages.empty(model.config, AMPLE, asked.block_size, paged_kv, torch.float64)
+    pages = Pages.of(model, AMPLE, asked.block_size, paged_kv)
     table = paged_kv.ForkableTable(paged_kv.BlockAllocator(AMPLE, asked.block_size))
     both = {"same": prompt, "longer": (*prompt, 7, 9)}
     got = thread.forked(paged_kv, model, pages, table, prompt, both, most)
@@ -151,7 +150,7 @@ def test_steps_of_the_workloads(name, static, steps):
     config = SchedulerConfig(asked.slots, 2048, eos_token_id=-1)
     made = continuous_batching.Scheduler(config, kv)
     scheduler = WatchedScheduler(StaticBatches(made, asked.slots) if static else made, kv)
-    engine = capstone.Engine(model, scheduler, kv, Pages.empty(model.config, 512, 16, paged_kv, torch.float64))
+    engine = capstone.Engine(model, scheduler, kv, Pages.of(model, 512, 16, paged_kv))
     served, answers = serve(engine, scheduler, asked.requests(lambda text: list(text.encode())))
     assert decode_steps(served) == steps
     assert [len(answer) for answer in answers.values()] == list(asked.max_tokens)

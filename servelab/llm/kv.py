@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from servelab.llm.model import LLM, LLMConfig
+from servelab.llm.model import LLM
 from servelab.serving import FlatBatch
 
 
@@ -55,18 +55,15 @@ class Pages:
     paged_attention: Callable[..., Tensor]
 
     @classmethod
-    def empty(
-        cls, config: LLMConfig, num_blocks: int, block_size: int, unit, dtype=torch.float32, device="cpu"
-    ) -> "Pages":
-        """Caches for a rank's heads; ``unit`` has the two functions, as ``servelab.parts.paged_kv`` does."""
-        shape = (2, num_blocks, block_size, config.num_kv_heads, config.head_dim)
-        caches = [tuple(torch.zeros(shape, dtype=dtype, device=device)) for _ in range(config.num_layers)]
-        return cls(caches, unit.write_kv, unit.paged_attention)
-
-    @classmethod
     def of(cls, model: LLM, num_blocks: int, block_size: int, unit) -> "Pages":
-        """Empty caches for a model, of its type and on its device."""
-        return cls.empty(model.config, num_blocks, block_size, unit, model.dtype, model.device)
+        """Empty caches for a model or a rank's part of it, of its type and on its device.
+
+        ``unit`` has the two functions, as ``servelab.parts.paged_kv`` does.
+        """
+        config = model.config
+        shape = (2, num_blocks, block_size, config.num_kv_heads, config.head_dim)
+        layers = [torch.zeros(shape, dtype=model.dtype, device=model.device) for _ in range(config.num_layers)]
+        return cls([tuple(kv) for kv in layers], unit.write_kv, unit.paged_attention)
 
     def bind(self, batch: FlatBatch) -> "PagedStep":
         """The pages as the KV of one step; ``batch`` is what unit 04's ``flatten_batch`` returns, on any device."""

@@ -127,7 +127,7 @@ def paged_kv(
     want = plain_loop(model, prompts)
 
     def empty() -> Pages:
-        pages = Pages.empty(model.config, num_blocks, block_size, unit, torch.float64)
+        pages = Pages.of(model, num_blocks, block_size, unit)
         for k_cache, v_cache in pages.caches:
             k_cache.fill_(torch.nan), v_cache.fill_(torch.nan)
         return pages

@@ -3,7 +3,7 @@
 import re
 import signal
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from time import perf_counter
 
@@ -11,7 +11,7 @@ from servelab.ranks import errors, shipping
 from servelab.ranks.errors import RankError
 from servelab.ranks.flight import Post, Snapshot
 from servelab.ranks.job import Failure
-from servelab.ranks.matching import Board, ranks_of
+from servelab.ranks.matching import Board, mismatch, ranks_of
 from servelab.ranks.shipping import Frame
 
 SIGNALS = {
@@ -66,6 +66,19 @@ def named_error(kind: str) -> type[RankError]:
     """The class of `servelab.ranks.errors` that a rank raised, `RankError` for any other class."""
     found = getattr(errors, kind, RankError) if kind else RankError
     return found if isinstance(found, type) and issubclass(found, RankError) else RankError
+
+
+def why_stalled(board: Board, waiting: Iterable[int], report: Callable[[Iterable[int]], str]) -> RankError | None:
+    """What is wrong with ranks of which all that are unfinished are ``waiting``; None if one of them can go on.
+
+    ``report`` says where some ranks are; it is asked only if something is wrong.
+    """
+    wrong, waiting = mismatch(board.posts), list(waiting)
+    if wrong:
+        return errors.MismatchError(f"{wrong}\n{report(waiting)}")
+    if waiting and board.stuck(waiting):
+        return errors.DeadlockError(f"deadlock: no unfinished rank can go on\n{report(board.snapshots)}")
+    return None
 
 
 def whereabouts(board: Board, stacks: Mapping[int, list[Frame]], asked: Iterable[int]) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 import torch.distributed as dist
 
 from servelab.ranks import diagnosis, matching
-from servelab.ranks.errors import DeadlockError, MismatchError, RankError
+from servelab.ranks.errors import RankError
 from servelab.ranks.flight import FlightRecorder, Snapshot
 from servelab.ranks.shipping import Frame
 from servelab.ranks.worker import stack_of_main
@@ -85,12 +85,10 @@ class Lookout:
             {rank: snapshot._replace(since=now + snapshot.since) for rank, (snapshot, _) in told.items()}
         )
         waiting = {rank for rank, snapshot in board.snapshots.items() if snapshot.state == "blocked"}
-        where = diagnosis.whereabouts(board, {rank: told[rank][1] for rank in waiting}, told)
-        wrong = matching.mismatch(board.posts)
-        if wrong:
-            _end(MismatchError(f"{wrong}\n{where}"))
-        if waiting and board.stuck(waiting):
-            _end(DeadlockError(f"deadlock: no unfinished rank can go on\n{where}"))
+        stacks = {rank: told[rank][1] for rank in waiting}
+        error = diagnosis.why_stalled(board, waiting, lambda _: diagnosis.whereabouts(board, stacks, told))
+        if error:
+            _end(error)
 
 
 def _store() -> dist.Store:

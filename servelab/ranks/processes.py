@@ -21,7 +21,7 @@ from time import perf_counter
 from typing import Any
 
 from servelab.ranks import diagnosis, matching, pool, shipping, torchrun
-from servelab.ranks.errors import DeadlockError, MismatchError, RankInterruptError, RankTimeoutError
+from servelab.ranks.errors import MismatchError, RankInterruptError, RankTimeoutError
 from servelab.ranks.flight import FlightRecorder
 from servelab.ranks.job import Failure, Job, Outcome
 from servelab.ranks.record import Run
@@ -229,13 +229,9 @@ class _Watch:
     def _raise_if_stuck(self) -> None:
         """Compare what the ranks have posted. Costs milliseconds, so not at every look: slow data is no deadlock."""
         self.compared = perf_counter()
-        board = self._board()
-        wrong = matching.mismatch(board.posts)
-        if wrong:
-            raise MismatchError(f"{wrong}\n{self.report(self.left)}")
-        if board.stuck(self.left):
-            where = self.report(range(self.cluster.world_size))
-            raise DeadlockError(f"deadlock: no unfinished rank can go on\n{where}")
+        error = diagnosis.why_stalled(self._board(), self.left, self.report)
+        if error:
+            raise error
 
     def _board(self) -> matching.Board:
         return matching.Board({rank: recorder.read() for rank, recorder in enumerate(self.recorders)})

@@ -270,15 +270,14 @@ def _plain_loop(text: str, max_tokens: int, eos: int) -> dict:
 
 def _recorded(step) -> dict:
     """A step as plain data; what is scheduled as pairs, in the order of the plan."""
-    counts = {"scheduled": plain(list(step.scheduled.items())), "preempted": plain(step.preempted)}
-    return (
-        counts
-        | {"computed": step.computed, "rows": _plain_rows(step.rows)}
-        | {
-            "outputs": plain(step.outputs),
-            "scores": {id: round(score, DIGITS) for id, score in plain(step.scores).items()},
-        }
-    )
+    return {
+        "scheduled": plain(list(step.scheduled.items())),
+        "preempted": plain(step.preempted),
+        "computed": step.computed,
+        "rows": _plain_rows(step.rows),
+        "outputs": plain(step.outputs),
+        "scores": {id: round(score, DIGITS) for id, score in plain(step.scores).items()},
+    }
 
 
 def _plain_rows(rows: Any) -> Any:

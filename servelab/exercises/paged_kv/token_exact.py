@@ -168,8 +168,6 @@ class _Served:
     """The tiny model on the learner's parts, watched."""
 
     def __init__(self, asked: dict, unit: SimpleNamespace):
-        import torch
-
         from servelab.llm import LLM
         from servelab.llm.kv import Pages
 
@@ -184,7 +182,7 @@ class _Served:
         model.forward = self._watched(model.forward)  # type: ignore[method-assign]
         sizes = asked["num_blocks"], asked["block_size"]
         self.pool = (unit.PrefixCache if asked["way"] == "prefix-cached" else unit.BlockAllocator)(*sizes)
-        pages = Pages.empty(config, *sizes, unit, torch.float64)
+        pages = Pages.of(model, *sizes, unit)
         for k_cache, v_cache in pages.caches:
             k_cache.fill_(float("nan")), v_cache.fill_(float("nan"))
         self.parts = unit, model, pages
