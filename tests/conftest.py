@@ -43,8 +43,16 @@ def part_of_the_learners(monkeypatch, tmp_path) -> ModuleType:
     return module
 
 
+@pytest.fixture
+def same_modules():
+    """A test that leaves another module in the place of one of ours would make later tests patch one that none uses."""
+    before = {name: module for name, module in sys.modules.items() if name.startswith(("servelab.", "autograder."))}
+    yield
+    assert [name for name, module in before.items() if sys.modules.get(name) is not module] == []
+
+
 @pytest.fixture(autouse=True)
-def work_folder(tmp_path_factory, monkeypatch):
+def work_folder(same_modules, tmp_path_factory, monkeypatch):
     """Every test has a ``work/`` of its own; the user's is never touched."""
     folder = tmp_path_factory.mktemp("work")
     monkeypatch.setenv("SERVELAB_WORK", str(folder))

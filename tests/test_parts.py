@@ -341,7 +341,7 @@ def test_without_solutions_or_folder(bundle, monkeypatch):
 
 def test_without_solutions_a_graded_run_says_so(bundle, monkeypatch):
     monkeypatch.setenv("SERVELAB_CHALLENGES", "x")
-    sys.modules.pop("servelab.reference.paged_kv", None)
+    monkeypatch.delitem(sys.modules, "servelab.reference.paged_kv", raising=False)
     with pytest.raises(CourseError, match="not part of this copy"):
         part()
 
