@@ -1,6 +1,7 @@
 """What every test needs: the environment's programs on PATH, one thread, no work folder of the user's."""
 
 import os
+import signal
 import sys
 from types import ModuleType
 
@@ -13,7 +14,8 @@ from servelab import parts
 from servelab.paths import find_unit, put_bin_on_path
 
 put_bin_on_path()
-
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started by a shell in the background; some tests interrupt
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 PART = """
 calls = 0

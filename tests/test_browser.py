@@ -76,8 +76,15 @@ def page(server):
         browser = playwright.chromium.launch(executable_path=BROWSER, args=LAUNCH)
         page = browser.new_page(viewport={"width": 1300, "height": 1000})
         page.set_default_timeout(SLOW)
+        page.add_locator_handler(page.locator(".jp-Dialog"), _accept)
         yield page
         browser.close()
+
+
+def _accept(dialog) -> None:
+    """Do what a dialog proposes, as a person would; on a loaded machine one may ask for a kernel, or report a delay."""
+    print("a dialog was accepted:", dialog.inner_text().replace("\n", " "))
+    dialog.locator("button.jp-mod-accept").click()
 
 
 def _answers(url: str) -> bool:

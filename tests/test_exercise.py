@@ -38,6 +38,17 @@ TOY = Exercise(
 )
 
 
+LATER = replace(TOY, name="toy.quadruple_it", answers=("quadruple", "double"), earlier=("double",))
+
+
+@pytest.fixture
+def a_unit_of_two(monkeypatch):
+    """As if there were a unit with these two exercises."""
+    unit = {each.name: each for each in (TOY, LATER)}
+    monkeypatch.setattr(exercises, "names", lambda unit_name: list(unit))
+    monkeypatch.setattr(exercises, "find", unit.__getitem__)
+
+
 def reference(number):
     return 2 * number
 
@@ -228,6 +239,7 @@ def raising(error):
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
+@pytest.mark.usefixtures("a_unit_of_two")
 def test_whatever_escapes_the_driver_is_an_outcome(error, name):
     outcome = record(TOY, 1, (raising(error),))
     assert outcome["raised"]["type"] == name and len(outcome["raised"]["message"]) <= 300
@@ -256,6 +268,7 @@ def test_probes_are_plain_and_repeatable():
     assert [Probe.from_plain(plain.loads(plain.dumps(probe.as_plain()))) for probe in PROBES] == PROBES
 
 
+@pytest.mark.usefixtures("a_unit_of_two")
 @pytest.mark.parametrize("wrong", [lambda number: number / 0, raising(NotImplementedError())])
 def test_a_reference_that_raises_makes_no_probes(wrong):
     with pytest.raises(AssertionError, match="raised"):
@@ -309,6 +322,7 @@ def test_an_error_is_described_with_the_line_of_the_learners_cell():
     assert outcome["raised"] == {"type": "NameError", "message": "name 'nomber' is not defined (line 2 of your cell)"}
 
 
+@pytest.mark.usefixtures("a_unit_of_two")
 def test_a_method_that_is_not_written_is_named():
     class Half:
         def double(self, number):
@@ -316,3 +330,19 @@ def test_a_method_that_is_not_written_is_named():
 
     found = verdict(Half().double)
     assert "Half.double is not written yet" in found.first_failure.message
+
+
+@pytest.mark.usefixtures("a_unit_of_two")
+def test_an_open_part_of_another_exercise_is_not_called_the_answers_own():
+    def double(number):
+        raise NotImplementedError
+
+    later = replace(LATER, drive=lambda challenge, quadruple, double: quadruple(challenge))
+    outcome = record(later, 1, (double, double))
+    assert outcome["raised"]["type"] == exercises.OPEN_PART
+    said = "double (exercise double_it) is not written yet, and this check runs it"
+    assert [case.message for case in judge(later, PROBES[:1], [outcome]).cases if case.message] == [said]
+    assert record(TOY, 1, (double,))["raised"] == {
+        "type": "NotImplementedError",
+        "message": "double is not written yet",
+    }

@@ -32,13 +32,14 @@ def test_only_the_rows_are_its_own():
 
 
 def test_an_open_part_is_named(probes):
-    class Open(continuous_batching.PagedScheduler):
+    class PagedScheduler(continuous_batching.PagedScheduler):
         def schedule(self):
             raise NotImplementedError
 
-    found, _ = verdict(probes, PagedScheduler=Open)
+    found, _ = verdict(probes, PagedScheduler=PagedScheduler)
     messages = {case.spec.name: case.message for case in found.cases}
-    assert messages[token_exact.PAGED].endswith("Open.schedule is not written yet, and this check runs it")
+    due = "PagedScheduler.schedule (exercise paged_scheduler) is not written yet, and this check runs it"
+    assert messages[token_exact.PAGED] == due
     assert not messages[token_exact.WHOLE] and not messages[token_exact.CHUNKS]
 
 
