@@ -77,10 +77,12 @@ def check(name: str, *answers) -> None:
     _remember(exercise, verdict, answers)
     _emit_score(exercise, verdict)
     if unwritten:
-        raise CheckFailed(f"{' and '.join(exercise.own)}: not written yet")
+        raise CheckFailed(f"{', '.join(exercise.own)}: not written yet")
     if not verdict.passed:
-        failed = [case.spec.name for case in verdict.cases if not case.passed]
-        raise CheckFailed(f"{len(failed)} of {len(verdict.cases)} cases failed: {', '.join(failed)}")
+        failed = [case.spec.name for case in verdict.cases if not case.passed and case.judged]
+        unjudged = f", {verdict.unjudged} not judged" if verdict.unjudged else ""
+        which = f": {', '.join(failed)}" if failed else ""
+        raise CheckFailed(f"{len(failed)} of {len(verdict.cases)} cases failed{unjudged}{which}")
 
 
 def _require_answers(exercise: Exercise, answers: tuple) -> None:
@@ -164,7 +166,7 @@ def _not_written(outcome: dict) -> bool:
 
 def _show(exercise: Exercise, probes: list[Probe], verdict: Verdict, printed: str, unwritten: bool) -> None:
     if unwritten:
-        text = f"{exercise.name}: {' and '.join(exercise.own)} not written yet. Fill in the cell, run it, check again."
+        text = f"{exercise.name}: {', '.join(exercise.own)} not written yet. Fill in the cell, run it, check again."
         page = verdicts.paragraph(text)
     else:
         shown = verdicts.Shown(exercise, probes, verdict, printed)

@@ -122,6 +122,11 @@ class Verdict:
         return bool(self.cases) and all(case.passed for case in self.cases)
 
     @property
+    def unjudged(self) -> int:
+        """The number of cases that no judge found right or wrong."""
+        return sum(not case.judged for case in self.cases)
+
+    @property
     def fraction(self) -> float:
         """The share of the points earned, 0 to 1."""
         total = sum(case.spec.weight for case in self.cases)
@@ -253,9 +258,15 @@ def _frames(error: BaseException) -> list[tuple[FrameType, int]]:
 
 
 def _place(error: BaseException) -> str:
-    """The last line of a notebook's cell that the error passed through, in brackets; empty outside a notebook."""
-    cells = [line for frame, line in _frames(error) if CELL_FILE.search(frame.f_code.co_filename)]
-    return f" (line {cells[-1]} of your cell)" if cells else ""
+    """The last line of a notebook's cell that the error passed through, in brackets; empty outside a notebook.
+
+    A method that a class inherits stands in another cell than the class, so the function is named, too.
+    """
+    cells = [(frame, line) for frame, line in _frames(error) if CELL_FILE.search(frame.f_code.co_filename)]
+    if not cells:
+        return ""
+    frame, line = cells[-1]
+    return f" ({frame.f_code.co_qualname.partition('.<locals>')[0]}, line {line} of its cell)"
 
 
 def raiser(error: BaseException) -> str:
@@ -301,10 +312,13 @@ def judge(exercise: Exercise, probes: list[Probe], recorded: Any) -> Verdict:
         for case in _judge_one(exercise, probe, outcome):
             if found.setdefault(case.name, case).passed:  # of a case named twice the failure counts
                 found[case.name] = case
+        stopped_by = next(
+            (f'on the same input, "{case.name}" failed' for case in found.values() if not case.passed), ""
+        )
         for name in probe.cases:
             covered[name] += 1
             if name not in found:
-                unjudged.setdefault(name, (index, Case(name, False, "this could not be judged")))
+                unjudged.setdefault(name, (index, Case(name, False, stopped_by or "this could not be judged")))
             elif not found[name].passed:
                 failures.setdefault(name, (index, found[name]))
     cases = []

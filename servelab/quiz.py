@@ -1,14 +1,18 @@
 """Judged reflection questions: a dictionary of answers, one case for each question."""
 
+import re
+
 from servelab.exercise import Case, CaseSpec
 from servelab.plain import close, plain, type_name
 
+GROUPED = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?%?")  # as texts print a large number: 15,840
 RELATIVE = 0.005  # a share or an average may be rounded to three digits; a count may not
 
 
 def _read(text: str) -> str | float:
     """An answer given as text: a letter, perhaps in brackets, or a number, perhaps in per cent."""
     text = text.strip().strip("().").strip().lower()
+    text = text.replace(",", "") if GROUPED.fullmatch(text) else text
     try:
         return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
@@ -34,14 +38,14 @@ class Quiz:
             raise NotImplementedError("no answer given yet")
         if not isinstance(answers, dict):
             return {"instead of a dictionary": type_name(answers)}
-        given = plain(answers.get(question))
-        return _read(given) if isinstance(given, str) else given
+        return plain(answers.get(question))
 
     def judge(self, question: str, given, expected) -> list[Case]:
-        if close(given, expected, rtol=RELATIVE if isinstance(expected, float) else 0):
+        meant, expected = (_read(answer) if isinstance(answer, str) else answer for answer in (given, expected))
+        if close(meant, expected, rtol=RELATIVE if isinstance(expected, float) else 0):
             return [Case(question, True)]
         got = "no answer" if given is None else f"{given!r} is not it"
-        if isinstance(given, str) and not isinstance(expected, str):
+        if isinstance(meant, str) and not isinstance(expected, str):
             got = f"expected a number, got {given!r}"
         if isinstance(given, dict) and "instead of a dictionary" in given:
             got = f"expected the dictionary of answers, got an object of type {given['instead of a dictionary']}"

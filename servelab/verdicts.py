@@ -23,8 +23,7 @@ class Shown:
     @property
     def headline(self) -> str:
         passed = sum(case.passed for case in self.verdict.cases)
-        unjudged = sum(not case.judged for case in self.verdict.cases)
-        rest = f", {unjudged} not judged" if unjudged else ""
+        rest = f", {self.verdict.unjudged} not judged" if self.verdict.unjudged else ""
         cases = f"{passed} of {len(self.verdict.cases)} cases"
         outcome = f"passed - {cases}" if self.verdict.passed else f"not yet right - {cases} passed{rest}"
         return f"{self.exercise.name}: {outcome}"

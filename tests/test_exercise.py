@@ -12,6 +12,7 @@ from servelab import exercise as exercises
 from servelab import plain, verdicts
 from servelab.errors import CourseError
 from servelab.exercise import Case, CaseSpec, Exercise, Probe, judge, make_probes, record
+from servelab.quiz import Quiz
 
 CASES = (CaseSpec("doubles"), CaseSpec("keeps zero", hint=2, weight=3))
 JSON = st.recursive(
@@ -170,7 +171,16 @@ PROBE = Probe(1, None, ("doubles",))
 
 def test_a_case_that_the_judge_does_not_name_fails():
     found = judge(with_judge(lambda *_: []), [PROBE], [{"transcript": 1}])
-    assert not found.cases[0].passed and "this could not be judged" in found.cases[0].message
+    assert not found.cases[0].passed and found.cases[0].message == "this could not be judged"
+
+
+def test_a_case_that_another_stopped_says_which():
+    found = judge(
+        with_judge(lambda *_: [Case("keeps zero", False, "lost")]),
+        [Probe(0, None, ("doubles", "keeps zero"))],
+        [{"transcript": 0}],
+    )
+    assert not found.cases[0].judged and found.cases[0].message == 'on the same input, "keeps zero" failed'
 
 
 def test_a_failure_that_was_judged_comes_before_a_run_that_ended_too_early():
@@ -315,11 +325,14 @@ def test_an_exercise_is_read_off_its_module(tmp_path):
 
 
 def test_an_error_is_described_with_the_line_of_the_learners_cell():
-    source = "def answer(number):\n    return nomber\n"
+    source = "def answer(number):\n    return [nomber for _ in '1'][0]\n"
     scope: dict = {}
     exec(compile(source, "/tmp/ipykernel_4242/1234.py", "exec"), scope)
     outcome = record(TOY, 1, (scope["answer"],))
-    assert outcome["raised"] == {"type": "NameError", "message": "name 'nomber' is not defined (line 2 of your cell)"}
+    assert outcome["raised"] == {
+        "type": "NameError",
+        "message": "name 'nomber' is not defined (answer, line 2 of its cell)",
+    }
 
 
 @pytest.mark.usefixtures("a_unit_of_two")
@@ -346,3 +359,21 @@ def test_an_open_part_of_another_exercise_is_not_called_the_answers_own():
         "type": "NotImplementedError",
         "message": "double is not written yet",
     }
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("15,840", ""),
+        (" 15840 ", ""),
+        (15840, ""),
+        ("15,84", "expected a number, got '15,84'. Count."),
+        ("C", "expected a number, got 'C'. Count."),
+        ("1,584,000%", ""),
+        (None, "no answer. Count."),
+    ],
+)
+def test_a_quiz_reads_numbers_as_texts_print_them(given, said):
+    quiz = Quiz({"requests": "Count."})
+    (case,) = quiz.judge("requests", quiz.drive("requests", {"requests": given, "x": 1}) if given else None, 15840)
+    assert case.passed == (not said) and case.message.startswith(said)
