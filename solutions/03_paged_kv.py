@@ -387,12 +387,12 @@ class BlockTable:
 
 # %%
 pool = BlockAllocator(num_blocks=8, block_size=4)
-chat, code = BlockTable(pool), BlockTable(pool)
+one, two = BlockTable(pool), BlockTable(pool)
 for n_tokens in (3, 2, 4):
-    chat.append(n_tokens), code.append(n_tokens)
-print("chat", chat.blocks, "- code", code.blocks, "- free:", pool.num_free)
-print("tokens 2 to 5 of chat lie in slots", chat.slots(2, 6))
-chat.release(), chat.release(), code.release()
+    one.append(n_tokens), two.append(n_tokens)
+print("one", one.blocks, "- two", two.blocks, "- free:", pool.num_free)
+print("tokens 2 to 5 of one lie in slots", one.slots(2, 6))
+one.release(), one.release(), two.release()
 print("free after both left:", pool.num_free)
 
 # %% nbgrader={"grade_id": "block-table-check", "grade": true, "locked": true, "points": 11}
@@ -530,15 +530,15 @@ def copy_blocks(k_cache: torch.Tensor, v_cache: torch.Tensor, copies: list[tuple
 
 # %%
 pool = BlockAllocator(num_blocks=6, block_size=4)
-k_cache, v_cache = torch.zeros(6, 4, 1, 1), torch.zeros(6, 4, 1, 1)
+keys, values = torch.zeros(6, 4, 1, 1), torch.zeros(6, 4, 1, 1)
 
 
 def write(table, tokens):
     copies = table.append(len(tokens))
-    copy_blocks(k_cache, v_cache, copies)
+    copy_blocks(keys, values, copies)
     rows = table.slots(table.num_tokens - len(tokens), table.num_tokens)
-    k_cache.view(-1)[rows] = torch.tensor(tokens, dtype=torch.float32)
-    v_cache.view(-1)[rows] = 10 * torch.tensor(tokens, dtype=torch.float32)
+    keys.view(-1)[rows] = torch.tensor(tokens, dtype=torch.float32)
+    values.view(-1)[rows] = 10 * torch.tensor(tokens, dtype=torch.float32)
     print("wrote", tokens, "- copies:", copies, "- blocks:", table.blocks)
 
 
@@ -548,7 +548,7 @@ b = a.fork()
 write(b, [70])
 write(a, [7, 8])
 for name, table in (("a", a), ("b", b)):
-    print(name, "reads", k_cache.view(-1)[table.slots(0, table.num_tokens)].int().tolist())
+    print(name, "reads", keys.view(-1)[table.slots(0, table.num_tokens)].int().tolist())
 
 # %% nbgrader={"grade_id": "fork-check", "grade": true, "locked": true, "points": 9}
 check("paged_kv.fork", ForkableTable, copy_blocks)
@@ -1665,8 +1665,8 @@ def paged_attention_blockwise(
 
 # %%
 summary = (torch.tensor([[float("-inf")]]), torch.zeros(1, 1), torch.zeros(1, 1, 1))
-for scores, values in (([1.0, 2.0], [10.0, 20.0]), ([4.0, 0.0], [30.0, 40.0])):
-    summary = fold_block(summary, torch.tensor([[scores]]), torch.tensor(values).reshape(2, 1, 1))
+for scores, numbers in (([1.0, 2.0], [10.0, 20.0]), ([4.0, 0.0], [30.0, 40.0])):
+    summary = fold_block(summary, torch.tensor([[scores]]), torch.tensor(numbers).reshape(2, 1, 1))
     print("peak {:.0f}, total {:.3f}, mixed {:.2f}".format(*(part.item() for part in summary)))
 write_kv(k_cache, v_cache, torch.randn(16, 2, 8), torch.randn(16, 2, 8), slots)
 batch = torch.randn(4, 4, 8), k_cache, v_cache, tables, [1, 3], [6, 9], 8**-0.5

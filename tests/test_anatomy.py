@@ -1,9 +1,12 @@
 """The anatomy of an exercise, as law for every unit's source and for every built notebook."""
 
 import ast
+import builtins
+import contextlib
 import importlib.util
 import io
 import re
+import symtable
 import tokenize
 from collections import Counter
 from functools import cache
@@ -231,3 +234,69 @@ def test_no_solution_line_is_in_the_release(unit):
     shown = [line for line in sorted(telling_lines(unit)) if line in text]
     assert not shown, f"{unit.release.name} shows lines of the solution:\n" + "\n".join(shown)
     assert "BEGIN SOLUTION" not in text and "END SOLUTION" not in text
+
+
+# -- cells that run again, in any order
+
+
+class Names:
+    """The global names of a cell: those that it assigns, those that it imports, those that it wants from before."""
+
+    def __init__(self, source: str):
+        table = symtable.symtable(source, "cell", "exec")
+        symbols = table.get_symbols()
+        self.assigned = {s.get_name() for s in symbols if s.is_assigned() and not s.is_imported()}
+        self.imported = {s.get_name() for s in symbols if s.is_imported()}
+        first: dict[str, bool] = {}  # whether a name is read first, by line
+        uses = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)]
+        for node in sorted(uses, key=lambda node: (node.lineno, isinstance(node.ctx, ast.Load))):
+            first.setdefault(node.id, isinstance(node.ctx, ast.Load))
+        own = {s.get_name() for s in symbols}
+        self.wanted = {name for name in own if first.get(name)} | _read_later(table)
+
+
+def _read_later(table) -> set[str]:
+    """The global names that functions read, at whatever time they are called."""
+    found = set()
+    for inner in table.get_children():
+        comprehension = inner.get_name() in ("genexpr", "listcomp", "setcomp", "dictcomp")
+        found |= {s.get_name() for s in inner.get_symbols() if s.is_global() and not comprehension} | _read_later(inner)
+    return found
+
+
+def conflicts(cells: list[str]) -> list[str]:
+    names = [Names(cell) for cell in cells]
+    assigned = Counter(name for cell in names for name in cell.assigned)
+    imported = {name for cell in names for name in cell.imported}
+    rebound = {name for name, times in assigned.items() if times + (name in imported) > 1}
+    return [name for cell in names for name in sorted(cell.wanted & rebound)]
+
+
+def test_what_a_conflict_is():
+    assert conflicts(["a = 1", "a = 2", "print(a)"]) == ["a"]
+    assert conflicts(["from x import a", "for a in range(2): print(a)", "print(a)"]) == ["a"]
+    assert conflicts(["a = 1\ndef f():\n    return a", "a = 2"]) == ["a"]
+    assert not conflicts(["a = 1\ndef f():\n    a = 2\n    return a\nprint([a for _ in f])", "a = 2\nprint(a)"])
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_no_cell_rebinds_a_name_that_another_cell_reads(unit):
+    """Else a cell that runs again, after all cells have run, would find another value, and call right answers wrong."""
+    assert not conflicts([cell.source for cell in cells_of(unit) if not cell.markdown])
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_no_cell_takes_a_builtin_from_the_learner(unit):
+    """``for id in plan`` at the top of a cell: then the ``id(request)`` of an answer is a string's call."""
+    cells = [cell for cell in cells_of(unit) if not cell.markdown]
+    taken = {place(unit, cell): Names(cell.source).assigned & set(dir(builtins)) - {"_"} for cell in cells}
+    assert not {where: names for where, names in taken.items() if names}
+
+
+@pytest.mark.parametrize(("unit", "name"), EXERCISES)
+def test_no_failing_input_takes_a_builtin_from_the_learner(unit, name):
+    subject = exercise.find(name)
+    for probe in probes_of(name):
+        with contextlib.suppress(SyntaxError):  # some are figures, not code
+            taken = Names(subject.show(probe.challenge)).assigned & set(dir(builtins))
+            assert not taken, f"{name}: a shown input binds {', '.join(sorted(taken))}"

@@ -1,8 +1,5 @@
-"""Unit 11: what a learner reads when an engine goes wrong, and a notebook whose cells may run again in any order."""
+"""Unit 11: what a learner reads when an engine goes wrong."""
 
-import ast
-import symtable
-from collections import Counter
 from random import Random
 
 import pytest
@@ -136,52 +133,3 @@ def test_untouched_stubs_say_that_they_are_not_written():
     for kv in (names["CachedKV"], reference.CachedKV):
         with pytest.raises(NotImplementedError):
             subject.drive(asked, kv, names["CachedEngine"])
-
-
-# -- cells that run again
-
-
-class Names:
-    """The global names of a cell: those that it assigns, those that it imports, those that it wants from before."""
-
-    def __init__(self, source: str):
-        table = symtable.symtable(source, "cell", "exec")
-        symbols = table.get_symbols()
-        self.assigned = {s.get_name() for s in symbols if s.is_assigned() and not s.is_imported()}
-        self.imported = {s.get_name() for s in symbols if s.is_imported()}
-        first: dict[str, bool] = {}  # whether a name is read first, by line
-        uses = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)]
-        for node in sorted(uses, key=lambda node: (node.lineno, isinstance(node.ctx, ast.Load))):
-            first.setdefault(node.id, isinstance(node.ctx, ast.Load))
-        own = {s.get_name() for s in symbols}
-        self.wanted = {name for name in own if first.get(name)} | _read_later(table)
-
-
-def _read_later(table) -> set[str]:
-    """The global names that functions read, at whatever time they are called."""
-    found = set()
-    for inner in table.get_children():
-        comprehension = inner.get_name() in ("genexpr", "listcomp", "setcomp", "dictcomp")
-        found |= {s.get_name() for s in inner.get_symbols() if s.is_global() and not comprehension} | _read_later(inner)
-    return found
-
-
-def conflicts(cells: list[str]) -> list[str]:
-    names = [Names(cell) for cell in cells]
-    assigned = Counter(name for cell in names for name in cell.assigned)
-    imported = {name for cell in names for name in cell.imported}
-    rebound = {name for name, times in assigned.items() if times + (name in imported) > 1}
-    return [name for cell in names for name in sorted(cell.wanted & rebound)]
-
-
-def test_what_a_conflict_is():
-    assert conflicts(["a = 1", "a = 2", "print(a)"]) == ["a"]
-    assert conflicts(["from x import a", "for a in range(2): print(a)", "print(a)"]) == ["a"]
-    assert conflicts(["a = 1\ndef f():\n    return a", "a = 2"]) == ["a"]
-    assert not conflicts(["a = 1\ndef f():\n    a = 2\n    return a\nprint([a for _ in f])", "a = 2\nprint(a)"])
-
-
-def test_no_cell_rebinds_a_name_that_another_cell_reads():
-    """Else a cell that runs again, after all cells have run, would find another value, and call right answers wrong."""
-    cells = [cell.source for cell in read_cells(UNIT.solution.read_text(encoding="utf-8")) if not cell.markdown]
-    assert not conflicts(cells)
