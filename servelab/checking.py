@@ -20,7 +20,9 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from servelab import exercise as exercises
@@ -72,6 +74,8 @@ def check(name: str, *answers) -> None:
     recorded, printed = _drive_all(exercise, probes, answers)
     verdict = exercises.judge(exercise, probes, recorded)
     unwritten = not verdict.passed and all(_not_written(outcome) for outcome in recorded)
+    if not verdict.passed:
+        verdict = replace(verdict, note=_unproven(exercise, answers))
     failed_on = verdict.first_failure.failed_on if verdict.first_failure else None
     _show(exercise, probes, verdict, "" if failed_on is None else printed[failed_on], unwritten)
     _remember(exercise, verdict, answers)
@@ -98,7 +102,7 @@ def _require_answers(exercise: Exercise, answers: tuple) -> None:
 def _drive_all(exercise: Exercise, probes: list[Probe], answers: tuple) -> tuple[list[dict], list[str]]:
     """The outcome of each probe, and what the learner's code printed during it.
 
-    After one that does not return none is run any more, so that nobody waits once for each.
+    After one that does not end none is run any more, so that nobody waits once for each.
     """
     recorded: list[dict] = [exercises.NOT_RUN] * len(probes)
     printed = [""] * len(probes)
@@ -107,6 +111,8 @@ def _drive_all(exercise: Exercise, probes: list[Probe], answers: tuple) -> tuple
             with _captured() as output, _limited(MAX_SECONDS):
                 recorded[index] = exercises.record(exercise, probe.challenge, answers)
                 printed[index] = output()
+            if exercises.never_ended(recorded[index]):
+                break
         except TookTooLong as stop:
             message = f"stopped, because it had not returned after {MAX_SECONDS:.0f} s on this input"
             place = exercises.describe_error(stop).removeprefix(type(stop).__name__)
@@ -155,7 +161,7 @@ def public_probes(exercise: Exercise) -> list[Probe]:
 def _record_for_the_grader(exercise: Exercise, answers: tuple, folder: Path) -> None:
     challenges = json.loads((folder / f"{exercise.name}.json").read_text(encoding="utf-8"))
     with _captured():
-        recorded = [exercises.record(exercise, challenge, answers) for challenge in challenges]
+        recorded = exercises.record_all(exercise, challenges, answers)
     payload = {"exercise": exercise.name, "version": exercise.version, "recorded": plain.dumps(recorded)}
     _display({TRANSCRIPT_MIME: payload, "text/plain": f"{exercise.name}: recorded"})
 
@@ -257,13 +263,43 @@ def _source(exercise: Exercise, answers: tuple) -> str:
 
 
 def _files(answer: Any) -> Iterator[str]:
-    """The files of the code of a function, or of a class's own methods; of a decorated one, the decorated code's."""
+    """The files of an answer's code."""
+    return (code.co_filename for code in _codes(answer))
+
+
+def _codes(answer: Any) -> Iterator[CodeType]:
+    """The code of a function, or of a class's own methods; of a decorated one, the decorated code."""
     for member in vars(answer).values() if isinstance(answer, type) else [answer]:
         for name in ("", "__func__", "func", "fget", "fset"):  # of class methods, partial functions, properties
             with contextlib.suppress(Exception):  # an object that answers no questions
                 inner = inspect.unwrap(getattr(member, name) if name else member)
                 if inspect.isfunction(inner) and inner.__code__.co_filename != "<string>":  # a dataclass's own methods
-                    yield inner.__code__.co_filename
+                    yield inner.__code__
+
+
+def _unproven(exercise: Exercise, answers: tuple) -> str:
+    """Which answers to other exercises of the unit these use that have not passed their own checks, in words."""
+    from servelab.work import kept_result
+
+    if not in_work():
+        return ""
+    used = set(exercise.earlier)
+    for answer in answers:
+        used |= {kind.__name__ for kind in answer.__mro__[1:]} if isinstance(answer, type) else set()
+        used |= {name for code in _codes(answer) for name in _names(code)}
+    others = [exercises.find(name) for name in exercises.names(exercise.unit) if name != exercise.name]
+    open_ = [other for other in others if used & set(other.own) and kept_result(other.name).get("fraction") != 1]
+    called = [name for other in open_ for name in other.own if name in used]
+    verb = "has" if len(called) == 1 else "have"
+    return f"This uses {', '.join(called)}, which {verb} not passed yet: the fault may be there." if called else ""
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """The names that code uses, inner functions included."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
 
 
 class _Start(io.StringIO):

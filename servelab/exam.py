@@ -199,9 +199,8 @@ class Bench:
         return tuple(getattr(module, name) for name in self.exercise.answers)
 
     def verdict(self, given: tuple, probes: list[Probe]) -> Verdict:
-        return exercise.judge(
-            self.exercise, probes, [exercise.record(self.exercise, p.challenge, given) for p in probes]
-        )
+        recorded = exercise.record_all(self.exercise, (probe.challenge for probe in probes), given)
+        return exercise.judge(self.exercise, probes, recorded)
 
     def survives(self, given: tuple) -> bool:
         """Whether an answer passes every probe; stops at the first that it fails, or takes too long for."""

@@ -12,7 +12,8 @@ An exercise is a module ``servelab/exercises/<unit>/<exercise>.py`` with
 - optionally ``COMPARED = False``, where the judge never looks at ``expected``: then nobody stores it.
 
 Of an error that escapes ``drive`` the verdict shows the first 300 characters. An error class whose message is a report
-of several lines says so by ``is_report = True``; then it shows up to `plain.MAX_TEXT`.
+of several lines says so by ``is_report = True``; then it shows up to `plain.MAX_TEXT`. One that was raised because the
+learner's code had not come to an end says so by ``never_ends = True``; then no further challenge is tried.
 """
 
 import copy
@@ -115,7 +116,7 @@ class Verdict:
 
     exercise: str
     cases: tuple[CaseVerdict, ...]
-    note: str = ""  # why nothing could be judged, if so
+    note: str = ""  # why nothing could be judged; or where else the fault may lie
 
     @property
     def passed(self) -> bool:
@@ -237,7 +238,22 @@ def record(exercise: Exercise, challenge: Any, answers: tuple) -> dict:
             return {"raised": {"type": OPEN_PART, "message": message}}
         return {"raised": {"type": NotImplementedError.__name__, "message": f"{part} is not written yet"}}
     except (Exception, SystemExit) as error:
-        return {"raised": {"type": plain.type_name(error), "message": _message(error) + _place(error)}}
+        raised = {"type": plain.type_name(error), "message": _message(error) + _place(error)}
+        return {"raised": raised | ({"never_ends": True} if getattr(error, "never_ends", False) is True else {})}
+
+
+def record_all(exercise: Exercise, challenges: Iterable[Any], answers: tuple) -> list[dict]:
+    """The outcome of each challenge; after one that did not come to an end, nothing is run any more."""
+    recorded: list[dict] = []
+    for challenge in challenges:
+        stop = bool(recorded) and (recorded[-1] == NOT_RUN or never_ended(recorded[-1]))
+        recorded.append(NOT_RUN if stop else record(exercise, challenge, answers))
+    return recorded
+
+
+def never_ended(outcome: dict) -> bool:
+    """Whether the learner's code had to be stopped."""
+    return bool(outcome.get("raised", {}).get("never_ends"))
 
 
 def describe_error(error: BaseException) -> str:
@@ -336,7 +352,7 @@ def judge(exercise: Exercise, probes: list[Probe], recorded: Any) -> Verdict:
 def _worthless(case: CaseVerdict, probes: list[Probe]) -> CaseVerdict:
     """A passed case that proves nothing, since no other has passed."""
     first = next(index for index, probe in enumerate(probes) if case.spec.name in probe.cases)
-    message = "code that does nothing passes this, too; it counts beside another case"
+    message = "code that does nothing passes this, too; it counts once another case holds"
     return replace(case, message=message, failed_on=first, judged=False)
 
 

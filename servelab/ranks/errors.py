@@ -40,7 +40,9 @@ class UnwaitedError(RankError):
 
 
 class RankTimeoutError(RankError):
-    """The run took longer than it was given."""
+    """The run took longer than it was given. After it, `check` tries no further input (`servelab.exercise`)."""
+
+    never_ends = True
 
 
 class RankInterruptError(RankError, KeyboardInterrupt):

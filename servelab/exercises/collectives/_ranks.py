@@ -10,7 +10,7 @@ from typing import Any
 
 from servelab.exercise import Case
 from servelab.plain import MAX_TEXT, decode_array, is_array, plain, text, told_apart
-from servelab.ranks import Link, RankError, RankInterruptError, SimCluster
+from servelab.ranks import Link, RankError, RankInterruptError, RankTimeoutError, SimCluster
 
 RUNS = "comes to an end on every rank"
 ANY, ALONE, UNEVEN = "any number of ranks", "one rank alone", "any number of elements"
@@ -18,7 +18,7 @@ OWN_MESSAGES = "sends its own messages"
 NO_DATA = ("barrier",)  # ready collectives that bring no values
 GROUP, SHAPES = "stays in its group", "tensors of any shape"
 SLIPS = ("NameError", "UnboundLocalError", "AttributeError", "TypeError", "ImportError", "ModuleNotFoundError")
-LIMIT = 20  # seconds of real time for a run that takes milliseconds
+LIMIT = 10  # seconds of real time for a run that takes milliseconds
 
 
 def challenge(case: str, world: int, n: int, k: int = 0, **more: Any) -> dict:
@@ -84,7 +84,7 @@ def run(challenge: dict, body: Callable, *functions: Callable, link: Link | None
     cluster = SimCluster(challenge["world"], link=link or Link(alpha=1.0), timeout=LIMIT)
     try:
         ran = cluster.run(_on_rank, body, challenge, *functions)
-    except RankInterruptError:
+    except (RankInterruptError, RankTimeoutError):
         raise
     except RankError as error:
         return {"failed": type(error.cause or error).__name__, "message": _whole_lines(text(error, MAX_TEXT + 1))}

@@ -50,13 +50,13 @@ def mark(phase: str) -> None:
 
 def drive(challenge: dict, body: Callable, *answers: Any) -> dict:
     """Run ``body(challenge, comm, *answers)`` on every rank; what each returned and sent, or why the run broke off."""
-    from servelab.ranks import Link, RankError, RankInterruptError, SimCluster
+    from servelab.ranks import Link, RankError, RankInterruptError, RankTimeoutError, SimCluster
 
     groups = challenge.get("groups") or [list(range(challenge["ranks"]))]
     cluster = SimCluster(sum(map(len, groups)), link=Link(ALPHA, BANDWIDTH), timeout=TIMEOUT)
     try:
         run = cluster.run(_in_group, groups, body, challenge, answers)
-    except (RankInterruptError, NotImplementedError):
+    except (RankInterruptError, RankTimeoutError, NotImplementedError):
         raise
     except RankError as error:
         return {"failed": text(error)}
