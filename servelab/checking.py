@@ -7,6 +7,7 @@ cell's result, which nbgrader takes as partial credit.
 """
 
 import contextlib
+import dis
 import hashlib
 import inspect
 import io
@@ -295,8 +296,8 @@ def _unproven(exercise: Exercise, answers: tuple) -> str:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """The names that code uses, inner functions included."""
-    yield from code.co_names
+    """The global names that code uses, inner functions included."""
+    yield from (each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL")
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _names(constant)

@@ -328,13 +328,11 @@ def judge(exercise: Exercise, probes: list[Probe], recorded: Any) -> Verdict:
         for case in _judge_one(exercise, probe, outcome):
             if found.setdefault(case.name, case).passed:  # of a case named twice the failure counts
                 found[case.name] = case
-        stopped_by = next(
-            (f'on the same input, "{case.name}" failed' for case in found.values() if not case.passed), ""
-        )
+        why = _why_unjudged(outcome, found.values())
         for name in probe.cases:
             covered[name] += 1
             if name not in found:
-                unjudged.setdefault(name, (index, Case(name, False, stopped_by or "this could not be judged")))
+                unjudged.setdefault(name, (index, Case(name, False, why)))
             elif not found[name].passed:
                 failures.setdefault(name, (index, found[name]))
     cases = []
@@ -347,6 +345,14 @@ def judge(exercise: Exercise, probes: list[Probe], recorded: Any) -> Verdict:
     if alone and not any(case.passed for case in alone):
         cases = [_worthless(case, probes) if case.passed else case for case in cases]
     return Verdict(exercise.name, tuple(cases))
+
+
+def _why_unjudged(outcome: Any, found: Iterable[Case]) -> str:
+    """Why a judge did not name all cases of a challenge."""
+    if outcome == NOT_RUN:
+        return "an earlier input did not come to an end"
+    failed = next((case.name for case in found if not case.passed), None)
+    return "this could not be judged" if failed is None else f'on the same input, "{failed}" failed'
 
 
 def _worthless(case: CaseVerdict, probes: list[Probe]) -> CaseVerdict:

@@ -158,6 +158,11 @@ class PagedKV:
     ----------
     pool : Pool
         ``BlockAllocator`` or ``PrefixCache`` of unit 03.
+
+    Attributes
+    ----------
+    num_blocks, block_size : int
+        The blocks of the whole memory, free or not, and the tokens that each of them holds.
     """
 
     def __init__(self, pool: Pool):

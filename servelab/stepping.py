@@ -304,7 +304,8 @@ def _described(record: dict, plan: dict, held: dict) -> str:
     parts = [_refused(record[when]) for when in ("before", "during") if when in record]
     parts += [f"schedule raised {given['message']}"] if "raised" in given else [f"scheduled {plan}"]
     parts += [f"preempted {given['preempted']}"] if "preempted" in given else []
-    parts += [f"{sum(held.values())} blocks in use"]
+    used = sum(held.values())
+    parts += [f"{used} block{'s' * (used != 1)} in use"]
     finish = record.get("finish", {})
     parts += [f"finished {finish['returned']}"] if finish.get("returned") else []
     parts += [f"finish_step raised {finish['message']}"] if "raised" in finish else []

@@ -91,7 +91,7 @@
 # | `Request` | what a client sends | `id`, `prompt_tokens`, `max_tokens`, `arrival`, `priority` |
 # | `SchedulerConfig` | the limits | `max_num_seqs`, `max_num_batched_tokens`, `watermark_blocks`, `eos_token_id` |
 # | `StepPlan` | your decision | `scheduled`: a dictionary from id to number of tokens; `preempted`: a list of ids |
-# | `Sequence` | for your own books, if you like | `request`, `outputs`, `num_computed`; `id`, `num_tokens`, `missing` |
+# | `Sequence` | for your own books, if you like; from exercise 3 on a policy's key takes one | `request`, `outputs`, `num_computed`; `id`, `num_tokens`, `missing` |
 # | `PagedKV` | the KV memory, over unit 03's pool | `num_blocks`, `block_size`, `num_free`, `blocks_for(tokens)`, `blocks(id)`, `reserve(id, tokens)`, `release(id)` |
 
 # %% tags=["export"]
@@ -113,7 +113,11 @@ from servelab.simulation import StepCost, Timing
 # `kv-cache`, `weights` and `per-rank`), and sections 5, 8 and 9 use `block-allocator` and `paged-attention` of unit 03. If
 # yours have passed their checks, they run here, else the reference's. Where a copy of the course has no reference, a cell
 # that needs a missing one stops with an error that names it. Cells below that use what it would have defined (`cost`,
-# `limits`, `served`) then stop with a `NameError`. The next cell says whose code you have; no others are needed.
+# `limits`, `served`) then stop with a `NameError`. An exercise of this unit that is still open does the same: cells that
+# measure or draw with it stop, and so do those that use what these define.
+#
+# The next cell says whose code you have; no others are needed. It imports PyTorch, which takes 5 to 15 seconds in a new
+# kernel.
 
 # %%
 print("From earlier units:")
@@ -847,8 +851,8 @@ four = [("A", 0, 2, 3), ("B", 1, 0, 4), ("C", 2, 1, 2), ("D", 3, 0, 6)]
 keys = {"FCFS": lambda seq: 0, "priority": by_priority, "shortest remaining": shortest_remaining}
 for name, key in (keys | {"aged, rate 0.5": aged(0.5), "aged, rate 1": aged(1)}).items():
     scheduler = new_server(PolicyScheduler, 1, 64, 10, key)
-    for id, arrival, priority, max_tokens in four:
-        scheduler.add(Request(id, 10, max_tokens, arrival, priority))
+    for letter, arrival, priority, max_tokens in four:
+        scheduler.add(Request(letter, 10, max_tokens, arrival, priority))
     ended = []
     while len(ended) < len(four):
         plan = scheduler.schedule()
@@ -1116,11 +1120,11 @@ print_stall(ChunkedScheduler, [16_384, 2048, 1024, 512, 256])
 # None of these is right or wrong by itself. Each is a sentence that a user of the server may have to know: why did my
 # request wait, who pays for it, and what would have to change?
 #
-# The tables are tested. `tests/test_vllm_referee.py` holds a class of a few methods over this unit's reference that
-# takes vLLM's side wherever the two differ: ties, victims among equals, cached prefixes, what is refused. It replays 200
-# recorded runs of vLLM's own scheduler, 26,137 steps with and without chunks, priorities and a prefix cache, and agrees
-# with every step: tokens of each request, victims, prefix hits, who finished, blocks in use. Take any one of its choices
-# away, and some run comes out differently.
+# The tables are tested. `tests/test_vllm_referee.py`, in the course's repository, holds a class of a few methods over this
+# unit's reference that takes vLLM's side wherever the two differ: ties, victims among equals, cached prefixes, what is
+# refused. It replays 200 recorded runs of vLLM's own scheduler, 26,137 steps with and without chunks, priorities and a
+# prefix cache, and agrees with every step: tokens of each request, victims, prefix hits, who finished, blocks in use. Take
+# any one of its choices away, and some run comes out differently.
 
 # %% [markdown]
 # ## 5. One flat batch
@@ -1244,8 +1248,8 @@ known = {"a": [11, 12, 13, 14, 15, 16], "b": [21, 22, 23, 24, 25, 26, 27], "c": 
 kv = PagedKV(paged_kv.BlockAllocator(num_blocks=8, block_size=4))
 first, second = StepPlan({"b": 4, "a": 5}), StepPlan({"a": 1, "b": 3, "c": 2})
 for plan, computed in ((first, {}), (second, first.scheduled)):
-    for id, count in plan.scheduled.items():
-        kv.reserve(id, computed.get(id, 0) + count)
+    for name, count in plan.scheduled.items():
+        kv.reserve(name, computed.get(name, 0) + count)
 batch = flatten_batch(second, known, {"a": 5, "b": 4, "c": 0}, kv)
 for name, column in vars(batch).items():
     print(f"{name:>12}: {column if isinstance(column, list) else column.tolist()}")
@@ -1264,10 +1268,10 @@ for plan, computed in ((first, dict.fromkeys(known, 0)), (second, {"a": 5, "b": 
     paged_kv.write_kv(*caches, embed_k[batch.tokens], embed_v[batch.tokens], batch.slot_mapping)
     q, lens = embed_q[batch.tokens], (batch.query_lens, batch.context_lens)
     out = paged_kv.paged_attention(q, *caches, batch.block_tables, *lens, scale=8**-0.5).split(batch.query_lens)
-for (id, n), rows in zip(second.scheduled.items(), out, strict=True):
-    q, k, v = (table[known[id]].transpose(0, 1) for table in (embed_q, embed_k, embed_v))
+for (name, n), rows in zip(second.scheduled.items(), out, strict=True):
+    q, k, v = (table[known[name]].transpose(0, 1) for table in (embed_q, embed_k, embed_v))
     alone = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(0, 1)[-n:]
-    print(f"{id}: the last {n} of {len(known[id])} tokens, largest difference {(rows - alone).abs().max():.0e}")
+    print(f"{name}: the last {n} of {len(known[name])} tokens, largest difference {(rows - alone).abs().max():.0e}")
 
 # %% nbgrader={"grade_id": "flatten-batch-check", "grade": true, "locked": true, "points": 10}
 check("continuous_batching.flatten_batch", flatten_batch)
@@ -1474,10 +1478,12 @@ check("continuous_batching.metrics", ttft, e2e, itl, tpot, percentile, throughpu
 #
 # | | |
 # |---|---|
-# | the step without it | 16.06 GB of weights and 4.29 GB of KV: 6.08 ms, by memory |
-# | the step with its 1024 tokens | 1056 tokens at 14.1 us: 14.90 ms, by arithmetic |
-# | recompute | 8.83 ms |
-# | swap | 2 x 1024 x 131,072 bytes at 63 GB/s: 4.26 ms |
+# | the step without it | 16.06 GB of weights and 4.29 GB of KV: 6.076 ms, by memory |
+# | the step with its 1024 tokens | 1056 tokens at 14.1 us: 14.905 ms, by arithmetic |
+# | recompute | 14.905 - 6.076 = 8.829 ms |
+# | swap | 2 x 1024 x 131,072 bytes at 63 GB/s: 4.261 ms |
+#
+# The times come from exact values, not from the rounded ones beside them.
 
 # %% [markdown]
 # ### Your task (about 15 minutes)
@@ -1564,8 +1570,8 @@ def ways_back(name: str, tokens: int, link_gb_s: float = 63.0) -> str:
     cost = StepCost.from_floor(memory.mixed_step_floor, card, h100)
     again = recompute_seconds(cost, tokens, 32, 1024)
     swapped = swap_seconds(tokens, memory.kv_bytes_per_token(card), link_gb_s)
-    shown, cheaper = f"{1e3 * again:.2f}" if again else "free", "swap" if swapped < again else "recompute"
-    return f"| {card.name} | {tokens:,} | {shown} | {1e3 * swapped:.2f} | {cheaper} |"
+    shown, cheaper = f"{1e3 * again:.3f}" if again else "free", "swap" if swapped < again else "recompute"
+    return f"| {card.name} | {tokens:,} | {shown} | {1e3 * swapped:.3f} | {cheaper} |"
 
 
 rows = [ways_back(name, n) for name in ("llama-3.1-8b", "llama-2-7b") for n in (256, 512, 565, 566, 1024, 4096)]
@@ -1596,6 +1602,8 @@ display(Markdown("\n".join(["| model | tokens | recompute ms | swap ms | cheaper
 #
 # 2047 tokens are 128 blocks, so 7 requests fit. The first two are drawn better than they were: members of a static batch
 # that are done take part in no step any more, and nobody has to find a *contiguous* region.
+#
+# The cell behind the next runs all three at all rates, which takes 5 to 10 seconds.
 
 # %%
 from servelab.simulation import StaticBatches
@@ -1642,8 +1650,9 @@ display(iterations.kv_use(full, memory_13b()))
 #   achievement. But of the slots it has taken, fewer than half hold a token (38.2 % of all slots against 87.0 %).
 # - **paged** takes what it fills, and runs 14.6 requests. The price is preemption: 14 times here.
 #
-# And what do users notice? In the next picture each marker is one rate. Below stands the throughput, at the side the
-# *median* TTFT of the 200 requests, on a logarithmic scale.
+# And what do users notice? In the next picture each marker is one rate. They are written at the line of the paged server,
+# and come in the same order on the others. Below stands the throughput, at the side the *median* TTFT of the 200 requests,
+# on a logarithmic scale.
 
 # %%
 curves = {name: [] for name in servers}
@@ -1850,7 +1859,7 @@ def sampled_rows(plan: StepPlan, tokens: Mapping[str, list[int]], num_computed: 
 # Try it: the worked example, and what the rows cost that are left out.
 
 # %%
-known = {id: list(range(length)) for id, length in (("a", 6), ("b", 9), ("c", 5), ("d", 7))}
+known = {name: list(range(length)) for name, length in (("a", 6), ("b", 9), ("c", 5), ("d", 7))}
 rows = sampled_rows(StepPlan({"a": 1, "b": 4, "c": 2, "d": 7}), known, {"a": 5, "b": 2, "c": 3, "d": 0})
 print(rows)
 for num_rows in (2048, 32):
@@ -1889,8 +1898,8 @@ thread.continuous_batching(sampled_rows, flatten_batch, ways, paged_kv)
 # Seven short questions (about 15 minutes).
 #
 # - **tokens in the cache**: a prompt of 100 tokens, an answer of 20. How many tokens are in the KV cache at most?
-# - **steps to the first token**: a budget of 512 tokens, 32 requests decode, nobody joins or leaves. A prompt of 2000
-#   tokens is admitted. In which step after that, counted from 1, does it get its first token?
+# - **steps to the first token**: a budget of 512 tokens, 32 requests decode, nobody else joins or leaves. A prompt of
+#   2000 tokens is admitted; the step that computes its first chunk is step 1. In which step does it get its first token?
 # - **mean time in the system**: a server that keeps up finishes 2 requests a second, and has 30.42 of them inside on
 #   average. How many seconds does a request take, to three digits?
 # - **who is preempted**, **which idea**, **what a mean hides**, **swap or recompute**: see A to D below.

@@ -249,6 +249,29 @@ def test_progress_that_cannot_be_kept_costs_nothing(work_folder, monkeypatch, ca
     assert err == ""
 
 
+def test_a_fault_may_lie_in_a_part_that_has_not_passed(work_folder, monkeypatch, capsys):
+    ours = import_module("servelab.reference.static_batching")
+    (work_folder / "02").mkdir()
+    monkeypatch.chdir(work_folder / "02")
+    said = "This uses static_schedule, which has not passed yet: the fault may be there."
+    space: dict = {}
+    exec(compile("def fcfs_steps(*given):\n    return [static_schedule for _ in given]", "a cell", "exec"), space)
+
+    for passed in (False, True):
+        if passed:
+            check("static_batching.static_schedule", ours.static_schedule)
+        with pytest.raises(CheckFailed):
+            check("static_batching.fcfs_steps", space["fcfs_steps"])
+        assert (said in capsys.readouterr().out) is not passed
+
+    class PagedScheduler(import_module("servelab.reference.continuous_batching").Scheduler):
+        pass
+
+    with pytest.raises(CheckFailed):
+        check("continuous_batching.paged_scheduler", PagedScheduler)
+    assert "This uses Scheduler, which has not passed yet" in capsys.readouterr().out
+
+
 def test_nothing_is_kept_outside_the_work_folder(work_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     check(NAME, slot_utilisation)

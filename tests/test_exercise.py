@@ -361,6 +361,25 @@ def test_an_open_part_of_another_exercise_is_not_called_the_answers_own():
     }
 
 
+def test_after_a_run_that_does_not_end_nothing_else_is_tried():
+    class NotOver(Exception):
+        never_ends = True
+
+    tried = []
+
+    def double(number):
+        tried.append(number)
+        if number == 1:
+            raise NotOver
+        return 2 * number
+
+    outcomes = exercises.record_all(TOY, [probe.challenge for probe in PROBES], (double,))
+    assert tried == [0, 1] and outcomes[2:] == [exercises.NOT_RUN] * 2
+    found = judge(TOY, PROBES[2:] + PROBES[:1], [exercises.NOT_RUN, exercises.NOT_RUN, outcomes[0]])
+    assert [case.passed for case in found.cases] == [False, True]
+    assert found.cases[0].message == "an earlier input did not come to an end" and not found.cases[0].judged
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [

@@ -236,6 +236,8 @@ def mean_over_steps(served: Served, values: Sequence[float]) -> float:
 def latency_curves(curves: Mapping[str, Sequence[Point]]) -> Figure:
     """Median TTFT, on a logarithmic scale, against throughput: a line a server, from the lowest load to the highest.
 
+    Beside the markers of the last line stand their rates.
+
     Parameters
     ----------
     curves : mapping of str to sequence of Point
@@ -247,6 +249,10 @@ def latency_curves(curves: Mapping[str, Sequence[Point]]) -> Figure:
         for (name, points), line, marker in zip(curves.items(), LINES, MARKERS, strict=False):
             xs, ys = [point.throughput for point in points], [point.ttft for point in points]
             axes.plot(xs, ys, color=style.INK, linestyle=line, marker=marker, markersize=5, label=name)
+        for point in points:
+            place = point.throughput, point.ttft
+            axes.annotate(f"{point.rate:g}/s", place, (4, -11), textcoords="offset points", fontsize=8)
+        axes.margins(y=0.1)  # below the lowest marker its label
         axes.set(yscale="log", xlabel="tokens/s", ylabel="median TTFT, s", xlim=(0, None))
         axes.legend()
         return figure

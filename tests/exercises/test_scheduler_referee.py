@@ -100,6 +100,53 @@ def test_a_run_that_stands_still_is_broken_off():
     assert "waits, though it could run" in server.judged(asked, scheduler.RULES, transcript, {})[0].message
 
 
+def refuses(too_large):
+    """A `Scheduler` whose `add` refuses by a rule of its own."""
+
+    class Refuses(reference.Scheduler):
+        def add(self, request):
+            if too_large(self, request):
+                raise ValueError(request.id)
+            super().add(request)
+
+    return Refuses
+
+
+@pytest.mark.parametrize(
+    "too_large",
+    [
+        lambda self, request: request.prompt_tokens >= self.config.max_num_batched_tokens,
+        lambda self, request: request.prompt_tokens > self.config.max_num_batched_tokens - len(self.running),
+        lambda self, request: self.kv.blocks_for(self._most_tokens(request)) >= self.kv.num_blocks,
+    ],
+)
+def test_a_wrong_refusal_names_the_hint_on_add_whatever_the_case(too_large):
+    for asked in scheduler.challenges(Random(0)):
+        (case,) = scheduler.judge(asked, scheduler.drive(asked, refuses(too_large)), [])
+        if not case.passed:
+            assert "expected no error: it can run" in case.message and case.hint == 3
+            break
+    else:
+        pytest.fail("no case failed")
+
+
+def test_a_refused_id_that_has_come_before_keeps_the_hint_of_its_case():
+    class Never(reference.Scheduler):
+        def abort(self, id):
+            if self.running.pop(id, None):
+                self.kv.release(id)
+
+    failed = [scheduler.judge(asked, scheduler.drive(asked, Never), [])[0] for asked in scheduler.challenges(Random(0))]
+    assert {case.hint for case in failed if "the earlier one of this id is" in case.message} == {None}
+
+
+@pytest.mark.parametrize(("priority", "fields"), [([], "max_tokens"), ([1], "max_tokens, priority")])
+def test_the_shown_run_names_the_fields_that_its_events_have(priority, fields):
+    events = [[*server.add(0, "a", 2, 3), *priority], [1, "abort", "a"]]
+    shown = server.show(server.challenge("x", server.limits(1, 8), (4, 4), events), "Scheduler(config, kv)")
+    assert f"# step, what, id, prompt_tokens, {fields}\n" in shown
+
+
 class PutsBack(reference.Scheduler):
     """Goes on to the next head, and puts one that does not fit at the end of the queue."""
 

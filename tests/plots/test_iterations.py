@@ -121,6 +121,7 @@ def test_curves_and_their_twin():
     drawn = [(line.get_label(), list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines]
     assert drawn == [("static", [90, 149], [3.2, 22.8]), ("paged", [92, 179], [0.06, 0.07])]
     assert len({line.get_marker() for line in axes.lines}) == 2
+    assert [(text.get_text(), text.xy) for text in axes.texts] == [("1/s", (92, 0.06)), ("2/s", (179, 0.07))]
     _, _, *rows = iterations.latency_text(points).splitlines()
     assert rows == ["| 1.00 | 90 | 3.20 | 92 | 0.06 |", "| 2.00 | 149 | 22.80 | 179 | 0.07 |"]
 

@@ -21,8 +21,8 @@ MAX_SHOWN = 8  # ids in a message
 class Broken(Exception):
     """The first rule that a run broke: at which step, what was expected, what came.
 
-    ``topic`` says what it is about, where a hint may be about just that: the ``order`` of admission, or the ``share``
-    of the budget that somebody got.
+    ``topic`` says what it is about, where a hint may be about just that: the ``order`` of admission, the ``share`` of
+    the budget that somebody got, or a ``refusal`` of one that can run.
     """
 
     def __init__(self, message: str, topic: str = ""):
@@ -141,7 +141,8 @@ class Referee:
         if outcome and (not refusal or outcome["raised"] != "ValueError"):
             earlier = f", and the earlier one of this id is {self.gone[live.id]}" if live.id in self.gone else ""
             due = f"ValueError, because {refusal}" if refusal else f"no error: it can run{earlier}"
-            raise Broken(f"{where}: expected {due}; it raised {outcome['message']}")
+            about = "refusal" if outcome["raised"] == "ValueError" and not refusal and not earlier else ""
+            raise Broken(f"{where}: expected {due}; it raised {outcome['message']}", about)
         if not refusal:
             self.live[live.id], self.added = live, self.added + 1
             self._enqueue(live)
@@ -416,12 +417,13 @@ def show(asked: dict, made: str) -> str:
     """The run as Python; ``made`` makes the scheduler out of ``config`` and ``kv``."""
     config = ", ".join(f"{name}={value}" for name, value in asked["config"].items())
     eos = f", eos_after={asked['eos_after']}" if asked["eos_after"] else ""
+    priority = ", priority" * any(len(event) > 5 for event in asked["events"])
     return "\n".join(
         [
             "from servelab.stepping import RecordedKV, play",
             f"config = SchedulerConfig({config})",
             f"kv = RecordedKV(num_blocks={asked['num_blocks']}, block_size={asked['block_size']})",
-            "events = [  # step, what, id, prompt_tokens, max_tokens, priority",
+            f"events = [  # step, what, id, prompt_tokens, max_tokens{priority}",
             *(f"    {tuple(event)}," for event in asked["events"]),
             "]",
             f"play({made}, kv, events, config{eos})",

@@ -168,7 +168,7 @@ def judge(challenge: dict, transcript: list, expected: None) -> list[Case]:
     """Follow the run with the referee, who has seen neither the reference's plans nor the scheduler's inside."""
     key = KEYS[challenge["key"]][1] if challenge["key"] else lambda live: 0
     rules = server.Rules(chunked=True, key=key)
-    return server.judged(_with_events(challenge), rules, transcript, {"share": 1}, ChunkReferee)
+    return server.judged(_with_events(challenge), rules, transcript, {"share": 1, "refusal": 3}, ChunkReferee)
 
 
 def show(challenge: dict) -> str:

@@ -109,7 +109,7 @@ def drive(challenge: dict, scheduler_class) -> list[dict]:
 
 def judge(challenge: dict, transcript: list, expected: list) -> list[Case]:
     """Follow the run with the referee, who has seen neither the reference's plans nor the scheduler's inside."""
-    return server.judged(challenge, RULES, transcript, {"order": 2})
+    return server.judged(challenge, RULES, transcript, {"order": 2, "refusal": 3})
 
 
 def show(challenge: dict) -> str:

@@ -417,7 +417,7 @@ def show(asked: dict) -> str:
         lengths = {id: len(known) for id, known in tokens.items()}
         return (
             f"plan = StepPlan({plan.scheduled})\n"
-            f"tokens = {{id: list(range(n)) for id, n in {lengths}.items()}}\n"
+            f"tokens = {{name: list(range(n)) for name, n in {lengths}.items()}}\n"
             f"sampled_rows(plan, tokens, num_computed={num_computed})"
         )
     requests = {id: tuple(request) for id, *request in asked["requests"]}
@@ -436,8 +436,8 @@ def show(asked: dict) -> str:
         f"model.config = replace(model.config, eos_token_id={eos})\n"
         "pages = Pages.of(model, kv.num_blocks, kv.block_size, paged_kv)\n"
         f"server = thread.Server(model, {scheduler}, flatten_batch, sampled_rows, kv, pages)\n"
-        "for id, (prompt, most) in requests.items():\n"
-        "    server.add(id, prompt.encode(), most)\n"
+        "for name, (prompt, most) in requests.items():\n"
+        "    server.add(name, prompt.encode(), most)\n"
         f"server.run({MAX_STEPS})\n"
         "thread.compare(server, requests)"
     )
