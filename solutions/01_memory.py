@@ -45,8 +45,6 @@
 # its source.
 
 # %% tags=["export"]
-from dataclasses import replace
-
 from servelab.cards import HardwareCard, Layout, ModelCard, hardware_card, hardware_names, model_card, model_names
 from servelab.checking import check
 
@@ -411,10 +409,11 @@ check("memory.weights", parameters, weight_bytes)
 # ### Your task (about 40 minutes)
 #
 # Write `kv_bytes_per_rank(model, tokens, layout, dtype_bytes)`: the KV bytes of one request of `tokens` tokens on a card
-# that holds it. Where `split_tokens` does not divide the tokens that a layer keeps, take the card with one more.
+# that holds it. Where `split_tokens` does not divide the tokens that a layer keeps, take the card with one more. Sliding
+# and full layers are spread evenly over the stages of `split_layers`: a card has 1/p of each kind.
 #
 # Write `weight_bytes_per_rank(model, layout, dtype_bytes)`. With `split_layers`, a stage at the end has the embedding or
-# the output head and the others do not. Take the mean card: 1/p of everything.
+# the output head and the others do not. Take the mean card: 1/p of all weights.
 #
 # Both raise `ValueError` if the layout does not divide the model: query heads or layers leave a remainder, or the KV
 # heads and `split_heads` are not a multiple of each other in either direction. The last rule is about keys and values:
@@ -435,7 +434,8 @@ check("memory.weights", parameters, weight_bytes)
 # <details><summary>Hint 2: tokens, windows, copies</summary>
 #
 # A sliding-window layer keeps at most its window, and *that* is then split over cards. Round up separately for the two
-# kinds of layers. `cards`, `split_requests` and `split_experts` do not appear in the function.
+# kinds of layers. Every stage has an equal share of each kind. `cards`, `split_requests` and `split_experts` do not
+# appear in the function.
 #
 # </details>
 # <details><summary>Hint 3: weights</summary>
@@ -448,7 +448,9 @@ check("memory.weights", parameters, weight_bytes)
 
 # %% nbgrader={"grade_id": "per-rank", "solution": true} tags=["export"]
 def kv_bytes_per_rank(model: ModelCard, tokens: int, layout: Layout, dtype_bytes: int = 2) -> float:
-    """KV bytes of one request of ``tokens`` tokens on a card that holds it, on the fullest one of its group.
+    """KV bytes of one request of ``tokens`` tokens on a card that holds it; of split tokens, on the fullest one.
+
+    Split layers are divided evenly, the sliding and the full ones alike.
 
     Parameters
     ----------
@@ -614,8 +616,7 @@ def max_tokens(
     """
     ### BEGIN SOLUTION
     room = kv_room(gpu, model, layout, utilisation, overhead_bytes, weight_dtype_bytes)
-    full = replace(model, sliding_layers=0)
-    return room / kv_bytes_per_rank(full, 1, layout, kv_dtype_bytes) * layout.split_tokens * layout.split_requests
+    return room / kv_bytes_per_rank(model, 1, layout, kv_dtype_bytes) * layout.split_tokens * layout.split_requests
     ### END SOLUTION
 
 
@@ -728,10 +729,13 @@ explore(
 # ### What is counted
 #
 # - **bytes**: all weights, the embedding included, which is the usual convention (a look-up reads only a few rows of an
-#   input table); the KV of `batch` contexts. Writing KV is left out.
+#   input table); of routed experts those that the step reads, see below. The KV of `batch` contexts. Writing KV is left
+#   out.
 # - **operations**: 2 for each *active* weight outside the embedding, and each token. Active means: of the routed
-#   experts only the share k/E that a token uses. The products of attention itself and the output head are left out, so
-#   that it stays a floor; norms and positions ride along (less than 0.1 %).
+#   experts only the share k/E that a token uses. Norms, biases, positions and routers count like any other weight,
+#   though on the course's cards they are less than 0.5 % of the active ones. The products of attention itself and the output head are left out, so
+#   that it stays a floor. The peak is that of bf16, whatever the size of a stored weight. (Exercise 6 has other
+#   arithmetic.)
 # - **tp cards**: weights and operations are divided by `tp` evenly, replicated weights too. Do not use
 #   `weight_bytes_per_rank`: this stays a floor. KV goes by exercise 3: no further than one KV head a card.
 #
@@ -772,7 +776,8 @@ explore(
 # two operations for a token.
 #
 # With `tp` cards divide all weights evenly, replicated ones too, without `weight_bytes_per_rank`. For the KV on a card,
-# make a `Layout` that splits heads over the `tp` cards. Weights and KV have sizes of their own.
+# make a `Layout` that splits heads over the `tp` cards. Weights and KV have sizes of their own; the peak does not depend
+# on either.
 #
 # </details>
 # <details><summary>Hint 3: experts</summary>
@@ -813,6 +818,8 @@ def mixed_step_floor(
         Tokens of prompts that the step reads besides.
     tp : int
         Cards that share the heads and the weights.
+    weight_dtype_bytes, kv_dtype_bytes : float, int
+        Bytes of one weight and of one cached element as they are read. The arithmetic is bf16.
     """
     ### BEGIN SOLUTION
     tokens = batch + prompt_tokens

@@ -312,11 +312,18 @@ def waste(schedule: Sequence[Batch]) -> dict[str, int]:
 
 
 # %% [markdown]
-# Try it: the worked example. Then four prompts of 64, 128, 512 and 2,048 tokens in one batch, each with an answer of one
-# token. By hand: 2,752 tokens in 4 * 2048 = 8,192 prompt cells, so 5,440 cells or 66.4 % are padding.
+# Try it: the worked example, written down by hand. Then four prompts of 64, 128, 512 and 2,048 tokens in one batch, each
+# with an answer of one token; this batch comes from your `static_schedule`. By hand: 2,752 tokens in 4 * 2048 = 8,192
+# prompt cells, so 5,440 cells or 66.4 % are padding.
 
 # %%
-print(waste(schedule))
+a, b, c, d, e = (Request(*row) for row in ((0, 2, 2), (0, 4, 5), (1, 3, 3), (7, 1, 1), (9, 2, 3)))
+by_hand = [
+    Batch(0, 5, [Slot(a, padding=2, useful=4, held=3), Slot(b, useful=9)]),
+    Batch(7, 10, [Slot(c, useful=6), Slot(d, padding=2, useful=2, held=2)]),
+    Batch(10, 13, [Slot(e, useful=5), Slot(None, empty=5)]),
+]
+print(waste(by_hand))
 prompts = static_schedule([Request(0, n, 1) for n in (64, 128, 512, 2048)], batch_size=4)
 found = waste(prompts)
 print(found)
@@ -329,15 +336,17 @@ check("static_batching.waste", waste)
 # %% [markdown]
 # ### Move the sliders
 #
-# Eleven requests, four steps apart, with prompts of 2 to 12 tokens; every fourth has a long answer, the others 6 tokens.
+# Eleven requests, five steps apart, with prompts of 2 to 12 tokens; every fourth has a long answer, the others 6 tokens.
 # Look at three things:
 #
 # - how `held` grows with the long answer while `padding` stays as it is, both in cells (the first table); in the second
 #   table the share of `padding` falls, because the rectangles grow;
-# - which batch size makes requests wait for the batch to form, and which one locks them out;
+# - from which batch size on requests wait longer for a batch to form than for an earlier one to end, with a long answer
+#   of 24;
 # - what a batch size of 1 does to the cells, and what it does to the queue.
 #
-# The queue is not in the picture, whose x axis counts cells: read `locked out` and `forming` off the second table.
+# The queue is not in the picture: read `locked out` and `forming` off the second table. Moments stand above the batches;
+# below them the x axis counts cells.
 
 # %%
 from ipywidgets import IntSlider
@@ -346,7 +355,7 @@ from servelab.plots.explore import explore
 
 
 def draw(batch_size: int, long_answer: int) -> None:
-    requests = [Request(4 * i, 2 + 5 * i % 11, 6 if i % 4 else long_answer) for i in range(11)]
+    requests = [Request(5 * i, 2 + 5 * i % 11, 6 if i % 4 else long_answer) for i in range(11)]
     made = static_schedule(requests, batch_size)
     display(pictures.gantt(made))
     display(Markdown(pictures.gantt_text(made)))
@@ -600,18 +609,28 @@ display(Markdown("\n".join(rows)))
 # finished at least the same requests. What a larger batch does to the length of a step is not in this count.
 
 # %% [markdown]
-# Move the sliders: one straggler in each batch, eight short answers of 20. With stragglers of 2000 tokens, at how many
-# batches does the gain drop, and why there? Where does it drop next? What becomes of the drop when the stragglers are
-# shorter? Moments that find no room above the picture stand in the table.
+# Move the sliders: one straggler in each batch, eight short answers of 20. The last lines have the gain for 1 to 20
+# batches. With stragglers of 2000 tokens, at how many batches does it drop, and why there? Where does it drop next? What
+# becomes of the drop when the stragglers are shorter? Moments that find no room above the picture stand in the table.
 
 
 # %%
+def gain(longest: int, batches: int) -> float:
+    """Static steps over FCFS steps, for so many batches of one straggler and eight short answers."""
+    mixed = ([longest] + [20] * 8) * batches
+    return static_schedule([Request(0, 0, n) for n in mixed], 9)[-1].finish / fcfs_steps(mixed, 9)
+
+
 def stragglers(longest: int, batches: int) -> None:
     mixed = ([longest] + [20] * 8) * batches
     display(Markdown("\n".join([*rows[:2], compare(f"{batches} x (1 x {longest} + 8 x 20)", mixed)])))
     made = static_schedule([Request(0, 0, n) for n in mixed], 9)
     display(pictures.gantt(made, labels=("useful", "held")))
     display(Markdown(pictures.gantt_text(made)))
+    for first in (1, 11):
+        numbers = range(first, first + 10)
+        print("batches      ", *(f"{number:5}" for number in numbers))
+        print("static / FCFS", *(f"{gain(longest, number):5.2f}" for number in numbers))
 
 
 explore(

@@ -104,7 +104,7 @@ def slot_lines(schedule: Sequence[Batch]) -> str:
     """
     lines = []
     for index, batch in enumerate(schedule):
-        lines.append(f"batch {index}, steps {batch.start} to {batch.finish - 1}")
+        lines.append(f"batch {index}, moments {batch.start} to {batch.finish}")
         for number, slot in enumerate(batch.slots):
             row = "".join(LETTERS[label] * getattr(slot, label) for label in LABELS)
             prompt, steps = row[: batch.prompt_columns], row[batch.prompt_columns :]
@@ -113,9 +113,9 @@ def slot_lines(schedule: Sequence[Batch]) -> str:
 
 
 def shares_text(found: Mapping[str, Mapping[str, int]]) -> str:
-    """Counts of ``waste`` as a Markdown table: cells as shares of the rectangle, queueing in steps, a row a run."""
+    """Counts of ``waste`` as a Markdown table: shares of the rectangle, queueing in request-steps, a row a run."""
     kinds = ("useful", "padding", "held", "empty")
-    lines = [f"| | {' | '.join(kinds)} | locked out | forming |", "|---" * 7 + "|"]
+    lines = [f"| | {' | '.join(kinds)} | locked out (request-steps) | forming (request-steps) |", "|---" * 7 + "|"]
     for name, counts in found.items():
         cells = sum(counts[kind] for kind in kinds)
         shares = " | ".join(f"{100 * counts[kind] / cells:.1f} %" for kind in kinds)

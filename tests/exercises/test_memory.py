@@ -1,12 +1,15 @@
 """The reference of unit 01 gives the published figures, and those that the unit's text states."""
 
+from dataclasses import replace
 from random import Random
 
+import numpy as np
 import pytest
 
 from servelab import answers, exercise
 from servelab.cards import SIX_LAYOUTS, Layout, hardware_card, model_card
 from servelab.exercises.memory import _calls as calls
+from servelab.plain import plain
 from servelab.reference import memory as reference
 
 # Parameters, bytes of KV a token in bf16, GiB of 8192 tokens. Dimensions: litgpt config.py at 2685705 and the configs
@@ -215,6 +218,17 @@ def test_attention_intensity(name, intensity):
     assert reference.attention_intensity(model_card(name)) == pytest.approx(intensity, abs=0.05)
 
 
+@pytest.mark.parametrize("card", calls.all_models(), ids=lambda card: card.name)
+def test_norms_biases_positions_and_routers_are_few(card):
+    bare = replace(card, qkv_bias=False, all_biases=False, qk_norm=False, position_rows=0, router_bias=False)
+    routed = card.num_layers - card.dense_layers if card.num_experts else 0
+    norms = (2 * card.num_layers + 1) * card.hidden_size + card.num_layers * (card.q_lora_rank + card.kv_lora_rank)
+    few = sum(reference.parameters(card).values()) - sum(reference.parameters(bare).values()) + norms
+    few += routed * card.hidden_size * card.num_experts
+    active = reference._weights_used(card, card.experts_per_token) - reference.parameters(card)["embedding"]
+    assert few / active < 0.005
+
+
 def test_experts_that_mixtral_reads():
     found = [reference.experts_read(model_card("mixtral-8x7b"), tokens) for tokens in (1, 4, 16)]
     assert found == pytest.approx([2, 5.47, 7.92], abs=0.005)
@@ -255,6 +269,26 @@ def test_a_message_names_the_keys_that_are_missing_or_too_many():
 
 
 @pytest.mark.parametrize(
+    "value", [None, True, -1, float("nan"), 2**1024 - 1, "x", [], {1: 2}, np.zeros(3), object], ids=str
+)
+@pytest.mark.parametrize("name", ["kv_cache", "weights", "per_rank", "capacity", "floors", "roofline"])
+def test_no_driver_and_no_judge_raises_over_what_an_answer_returns(name, value):
+    found = exercise.find(f"memory.{name}")
+    for probe in exercise.make_probes(found, Random(1), tuple(getattr(reference, part) for part in found.answers)):
+        given = exercise.record(found, probe.challenge, (lambda **arguments: value,) * len(found.answers))
+        for case in exercise.judge(found, [probe], [given]).cases:
+            assert "your code raised" not in case.message and "cannot be read" not in case.message
+
+
+def test_a_message_names_what_is_no_number_and_no_dictionary():
+    assert message(plain(object()), 3) == "expected 3, got an object of type object"
+    assert message(plain(np.zeros(2)), 3.0) == "expected 3, got an array of shape [2]"
+    assert message(plain(object()), {"a": 1}) == "expected a dictionary, got an object of type object"
+    assert message(plain(np.zeros(2)), {"a": 1}) == "expected a dictionary, got an array of shape [2]"
+    assert message(2**1024 - 1, 3).startswith("expected 3, got 179,769,313,486,")
+
+
+@pytest.mark.parametrize(
     ("name", "answer", "hint"),
     [
         ("memory.kv_cache", "sliding layers left out of a token", 3),
@@ -262,6 +296,8 @@ def test_a_message_names_the_keys_that_are_missing_or_too_many():
         ("memory.per_rank", "split tokens rounded down", 2),
         ("memory.floors", "the two times added", 2),
         ("memory.floors", "milliseconds", 2),
+        ("memory.floors", "weights of one byte multiplied at twice the peak", 2),
+        ("memory.per_rank", "the stage with the fewest sliding layers", 2),
         ("memory.floors", "bytes only", 2),
         ("memory.floors", "the embedding multiplies", 2),
         ("memory.floors", "one operation for a weight and a token", 2),

@@ -1,7 +1,9 @@
 """What the text of the static batching unit claims about its reference, figure by figure."""
 
 from random import Random
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from servelab import exercise
@@ -79,6 +81,24 @@ def test_ten_batches_leave_a_tail_and_nine_do_not():
     assert (start, finish, max(end for _, end in others)) == (2060, 4060, 2440)
     most = ([2000] + [1] * 8) * 9
     assert static_steps(most, 9) / reference.fcfs_steps(most, 9) == pytest.approx(8.90, abs=5e-3)
+
+
+def test_the_gain_drops_where_another_straggler_finds_no_free_slot():
+    gain = [static_steps(Q1 * n, 9) / reference.fcfs_steps(Q1 * n, 9) for n in range(1, 21)]
+    drops = [n for n in range(2, 21) if gain[n - 1] < gain[n - 2]]
+    assert drops == [10, 19]
+    assert [round(gain[n - 1], 2) for n in (9, 10, 18, 19)] == [7.38, 4.93, 7.69, 6.17]
+
+
+def test_the_first_sliders_show_what_the_text_asks_for():
+    """From a batch size of 6 on more waiting for batches to form than locked out; no moment reads like a cell's."""
+    for size in range(1, 12):
+        made = reference.static_schedule([Request(5 * i, 2 + 5 * i % 11, 6 if i % 4 else 24) for i in range(11)], size)
+        found = reference.waste(made)
+        assert (found["forming"] > found["locked_out"]) == (size >= 6)
+        if size == 4:
+            moments = {moment for batch in made for moment in (batch.start, batch.finish)}
+            assert not moments & {cells for batch in made for cells in (batch.prompt_columns, batch.columns)}
 
 
 def test_fcfs_lies_between_the_bound_and_static_batches_and_gains_at_most_the_number_of_slots():
@@ -164,7 +184,11 @@ def first_failure(name, answer):
     ("name", "answer", "text"),
     [
         ("static_schedule", lambda requests, batch_size: None, "expected a list of Batch, got None"),
-        ("static_schedule", lambda requests, batch_size: [(0, 1)], "expected a list of Batch"),
+        ("static_schedule", lambda requests, batch_size: [(0, 1)], "batch 0 is a tuple, expected a Batch"),
+        ("static_schedule", lambda requests, batch_size: [None], "batch 0 is None, expected a Batch"),
+        ("static_schedule", lambda requests, batch_size: [Batch], "batch 0 is a type, expected a Batch"),
+        ("static_schedule", lambda requests, batch_size: "two", "expected a list of Batch, got 'two'"),
+        ("static_schedule", lambda requests, batch_size: [Batch(0, 1, 2)], "batch 0: slots is an int, expected a list"),
         ("static_schedule", lambda requests, batch_size: [], "expected a list of Batch, got an empty list"),
         ("static_schedule", lambda requests, batch_size: [Batch(0, None, [])], "batch 0, finish: expected a number"),
         ("static_schedule", lambda requests, batch_size: [Batch(0, 1, [])], "batch 0 has no request"),
@@ -176,6 +200,52 @@ def first_failure(name, answer):
 )
 def test_messages(name, answer, text):
     assert text in first_failure(name, answer).message
+
+
+ODD = (None, True, -1, 1.5, float("nan"), 10**400, "x", b"x", [], {}, [None], {1}, range(3), np.zeros(3), object, 1j)
+
+
+@pytest.mark.parametrize("value", ODD, ids=str)
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda value: value,
+        lambda value: [value],
+        lambda value: [Batch(value, value, [Slot(Request(0, 3, 1))])],
+        lambda value: [Batch(0, 1, value)],
+        lambda value: [Batch(0, 1, [value])],
+        lambda value: [Batch(0, 1, [Slot(value)])],
+        lambda value: [Batch(0, 1, [Slot(Request(0, 3, 1), value, value, value, value)])],
+        lambda value: [Batch(0, 1, [Slot(SimpleNamespace(arrival=value, prompt=value, output=value))])],
+    ],
+)
+def test_no_driver_and_no_judge_raises_over_what_an_answer_returns(made, value):
+    failure = first_failure("static_schedule", lambda requests, batch_size: made(value) if requests else [])
+    assert failure.judged and "raised" not in failure.message and "cannot be read" not in failure.message
+
+
+@pytest.mark.parametrize("value", ODD, ids=str)
+@pytest.mark.parametrize("name", ["waste", "continuous_bound", "fcfs_steps"])
+def test_nor_over_a_number_or_a_dictionary(name, value):
+    failure = first_failure(name, lambda *given, **named: value)
+    assert failure.judged and "expected" in failure.message
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        ("an index for the request of a slot", "batch 0, slot 0: request is an int, expected a Request or None"),
+        (
+            "a list of numbers for the request of a slot",
+            "batch 0, slot 0: request is a list, expected a Request or None",
+        ),
+        ("tuples for slots", "batch 0, slot 0 is a tuple, expected a Slot"),
+        ("requests for slots", "batch 0, slot 0 is a Request, expected a Slot"),
+        ("one batch and no list", "expected a list of Batch, got an object of type Batch"),
+    ],
+)
+def test_what_is_of_another_type_is_named_by_its_place(answer, text):
+    assert first_failure("static_schedule", named("static_schedule", answer)).message == text
 
 
 @pytest.mark.parametrize(
@@ -195,6 +265,8 @@ def test_messages(name, answer, text):
         ("static_schedule", "a finished request leaves an empty slot", "holds what has finished", 3),
         ("continuous_bound", "one more than rounded down", "no more than the larger of the two", 2),
         ("continuous_bound", "the sum of both", "no more than the larger of the two", 1),
+        ("continuous_bound", "FCFS steps for the bound", "no more than the larger of the two", 1),
+        ("continuous_bound", "static batches", "no more than the larger of the two", 1),
         ("continuous_bound", "rounded down", "a part of a step is a step", 2),
         ("fcfs_steps", "the longest first", "first come, first served", 2),
         ("fcfs_steps", "the shortest first", "first come, first served", 2),

@@ -8,9 +8,10 @@ from typing import Any
 
 from servelab.cards import HardwareCard, Layout, ModelCard, model_card, model_names
 from servelab.exercise import Case, describe_error
-from servelab.plain import close, plain
+from servelab.plain import close, is_array, plain
 
 KINDS: dict[str, type] = {"model": ModelCard, "gpu": HardwareCard, "layout": Layout}
+LARGEST = 1e200  # of which a ratio is said
 TOLERANCE = 1e-11  # of a result that is no whole number; less than a byte of the largest here
 MLA: dict[str, Any] = {
     "kv_lora_rank": 90,
@@ -133,8 +134,10 @@ def agree(got: Any, want: Any) -> bool:
 
 def _differing(got: Any, want: dict) -> str:
     """The first entry of a dictionary that differs."""
-    if not isinstance(got, dict) or got.keys() != want.keys():
-        return f"expected a dictionary, got {_number(got)}" if not isinstance(got, dict) else _keys(got, want)
+    if not isinstance(got, dict) or "unexpected type" in got or is_array(got):
+        return f"expected a dictionary, got {_number(got)}"
+    if got.keys() != want.keys():
+        return _keys(got, want)
     wrong = [name for name, value in want.items() if not agree(got[name], value)]
     return f"{wrong[0]}: {_expected(got[wrong[0]], want[wrong[0]])}" if wrong else ""
 
@@ -148,13 +151,17 @@ def _keys(got: dict, want: dict) -> str:
 
 def _number(value: Any) -> str:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return f"{value:,}" if isinstance(value, int) else f"{value:,.9g}"
+        return f"{value:,}"[:200] if isinstance(value, int) else f"{value:,.9g}"
+    if isinstance(value, dict) and "unexpected type" in value:
+        return f"an object of type {str(value['unexpected type'])[:40]}"
+    if is_array(value):
+        return f"an array of shape {str(value['shape'])[:40]}"
     return repr(value)[:200]
 
 
 def _ratio(got: Any, want: Any) -> str:
     """How many times too large or too small; often that alone says what was forgotten."""
-    if isinstance(got, bool) or not isinstance(got, (int, float)) or not got or not want:
+    if isinstance(got, bool) or not isinstance(got, (int, float)) or not got or not want or abs(got) > LARGEST:
         return ""
     ratio = got / want
     digits = next((digits for digits in (4, 6, 8, 10) if float(f"{ratio:.{digits}g}") != 1), 13)

@@ -56,6 +56,8 @@ def _decode() -> list[dict]:
         _call(sizes, step, batch=3, context=500, weight_dtype_bytes=1),
         _call(sizes, step, batch=3, context=500, kv_dtype_bytes=1),
         _call(sizes, "prefill_floor", tokens=7, weight_dtype_bytes=0.5),
+        _call(sizes, "prefill_floor", tokens=700, weight_dtype_bytes=1),  # by operations, at the bf16 peak
+        _call(sizes, step, batch=1000, context=1, weight_dtype_bytes=1),
     ]
 
 

@@ -43,9 +43,9 @@ drive = lengths.drive
 
 
 def judge(challenge: dict, transcript: dict, expected: dict) -> list[Case]:
-    """The number is determined; if it is too large by no more than a step of the work, rounding is the mistake."""
+    """The number is determined; a step too many in a single slot, where nothing needs rounding, is one of rounding."""
     got, hint = transcript.get("returned"), None
-    if batches.is_number(got) and challenge["slots"] and got <= sum(challenge["lengths"]) // challenge["slots"] + 1:
+    if batches.is_number(got) and challenge["slots"] == 1 and got <= sum(challenge["lengths"]) + 1:
         hint = 2
     return lengths.judge(challenge, transcript, expected, NO_MORE, hint)
 

@@ -96,6 +96,8 @@ def judge(challenge: dict, transcript: dict, expected: dict) -> list[Case]:
 def _no_schedule(challenge: dict, got: list | dict) -> str:
     """Why this is not a schedule at all."""
     if isinstance(got, dict):
+        if "problem" in got:
+            return str(got["problem"])[:200]
         return f"expected a list of Batch, got {batches.shown(got['instead'])}"
     if challenge["requests"] and not got:
         return "expected a list of Batch, got an empty list"
@@ -128,13 +130,13 @@ def _out_of_order(challenge: dict, got: list[dict]) -> str:
             return f"batch {index} has no request"
         wanted = sorted(queue[first : first + len(members)], key=dumps)
         if not close(members, wanted):
-            return f"batch {index}: expected {_named(wanted)}, got {_named(members)}"
+            return f"batch {index}: expected {_named(wanted) or 'no request'}, got {_named(members)}"
         first += len(members)
     return "" if first == len(queue) else f"{_named(queue[first:])}: in no batch"
 
 
 def _named(rows: list) -> str:
-    names = [f"Request({', '.join(map(str, row))})" for row in rows[: batches.MAX_SHOWN]]
+    names = [f"Request({', '.join(map(batches.shown, row))})" for row in rows[: batches.MAX_SHOWN]]
     return ", ".join(names + ["..."] * (len(rows) > len(names)))
 
 

@@ -1,6 +1,7 @@
 """Named answers to `memory.floors`."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -181,6 +182,15 @@ def one_size(reference):
     def mixed(m, g, batch, context, prompt, tp, weight_size, kv_size):
         whole = floor(reference, reference.experts_read)
         return whole(m, g, batch, context, prompt, tp, weight_size, max(1, int(weight_size)))
+
+    return four(reference.experts_read, mixed)
+
+
+@wrong("weights of one byte multiplied at twice the peak", case="bytes of weights and of KV")
+def twice_the_peak(reference):
+    def mixed(m, g, batch, context, prompt, tp, weight_size, kv_size):
+        fast = replace(g, dense_bf16_tflops=g.dense_bf16_tflops * 2 / weight_size)
+        return floor(reference, reference.experts_read)(m, fast, batch, context, prompt, tp, weight_size, kv_size)
 
     return four(reference.experts_read, mixed)
 

@@ -92,6 +92,23 @@ def careful(reference):
     return kv_bytes_per_rank, weight_bytes_per_rank
 
 
+@right("whole layers of each kind on a card")
+def whole_layers(reference):
+    def kv_bytes_per_rank(model, tokens, layout, dtype_bytes=2):
+        reference.kv_bytes_per_rank(model, tokens, layout, dtype_bytes)
+        full, sliding = (
+            ceil(layers / layout.split_layers)
+            for layers in (model.num_layers - model.sliding_layers, model.sliding_layers)
+        )
+        kept = full * ceil(tokens / layout.split_tokens)
+        kept += sliding * ceil(min(tokens, model.sliding_window) / layout.split_tokens)
+        one_layer = replace(model, num_layers=1, sliding_layers=0, sliding_window=0)
+        copies = replace(layout, split_layers=1, split_tokens=1)
+        return kept * reference.kv_bytes_per_rank(one_layer, 1, copies, dtype_bytes)
+
+    return kv_bytes_per_rank, reference.weight_bytes_per_rank
+
+
 def kv(reference, function):
     """A wrong KV function beside the right weights."""
     return function, reference.weight_bytes_per_rank
@@ -185,6 +202,19 @@ def floor(reference):
 def no_windows(reference):
     def kv_bytes_per_rank(model, tokens, layout, dtype_bytes=2):
         return reference.kv_bytes_per_rank(replace(model, sliding_layers=0), tokens, layout, dtype_bytes)
+
+    return kv(reference, kv_bytes_per_rank)
+
+
+@wrong("the stage with the fewest sliding layers", case="split tokens and windows")
+def fullest_stage(reference):
+    def kv_bytes_per_rank(model, tokens, layout, dtype_bytes=2):
+        reference.kv_bytes_per_rank(model, tokens, layout, dtype_bytes)
+        layers = model.num_layers // layout.split_layers
+        sliding = max(0, layers - (model.num_layers - model.sliding_layers))
+        window = model.sliding_window if sliding else 0
+        stage = replace(model, num_layers=layers, sliding_layers=sliding, sliding_window=window)
+        return reference.kv_bytes_per_rank(stage, tokens, replace(layout, split_layers=1), dtype_bytes)
 
     return kv(reference, kv_bytes_per_rank)
 

@@ -324,6 +324,56 @@ def no_moments(reference):
     return changed(reference, lambda b: replace(b, finish=None))
 
 
+@wrong("an index for the request of a slot", case="returns a list of batches")
+def index_of_request(reference):
+    def static_schedule(requests, batch_size):
+        def index(slot):
+            return slot if slot.request is None else replace(slot, request=requests.index(slot.request))
+
+        found = reference.static_schedule(requests, batch_size)
+        return [replace(b, slots=[index(slot) for slot in b.slots]) for b in found]
+
+    return static_schedule
+
+
+@wrong("a list of numbers for the request of a slot", case="returns a list of batches")
+def request_as_list(reference):
+    def row(slot):
+        r = slot.request
+        return slot if r is None else replace(slot, request=[r.arrival, r.prompt, r.output])
+
+    return slots_changed(reference, row)
+
+
+@wrong("tuples for slots", case="returns a list of batches")
+def tuples_for_slots(reference):
+    return slots_changed(reference, lambda s: (s.request, s.padding, s.useful, s.held, s.empty))
+
+
+@wrong("requests for slots", case="returns a list of batches")
+def requests_for_slots(reference):
+    return slots_changed(reference, lambda s: s.request)
+
+
+@wrong("a number of slots for the slots", case="returns a list of batches")
+def number_for_slots(reference):
+    return changed(reference, lambda b: replace(b, slots=len(b.slots)))
+
+
+@wrong("tuples for batches", case="returns a list of batches")
+def tuples_for_batches(reference):
+    return changed(reference, lambda b: (b.start, b.finish, b.slots))
+
+
+@wrong("one batch and no list", case="returns a list of batches")
+def no_list(reference):
+    def static_schedule(requests, batch_size):
+        found = reference.static_schedule(requests, batch_size)
+        return found[0] if found else found
+
+    return static_schedule
+
+
 @wrong("a batch size without requests is not checked", case="refuses misuse")
 def unchecked_without_requests(reference):
     return lambda requests, batch_size: reference.static_schedule(requests, batch_size) if requests else []
