@@ -2,6 +2,7 @@
 
 import argparse
 import io
+import re
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from servelab.paths import ROOT, units
 
 FILES = ("course.py", "pyproject.toml", "requirements.lock", "environment.yml", "README.md", "LICENSE")
 FOLDERS = ("servelab", "notebooks", "data")
+FULL_ONLY = re.compile(rb"<!-- full course only -->.*?<!-- end of full course only -->\n\n", re.DOTALL)  # of the README
 LEFT_OUT = ("__pycache__", ".ipynb_checkpoints", ".DS_Store")
 STAMP = (2026, 1, 1, 0, 0, 0)  # a fixed date, so that the same course gives the same bytes
 
@@ -54,9 +56,10 @@ def bundle_bytes() -> bytes:
 
 def _content(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        content = path.read_bytes()
     except OSError as error:
         raise CourseError(f"cannot be read: {error.strerror}", where=str(path), mend="Use a full copy.") from None
+    return FULL_ONLY.sub(b"", content) if path == ROOT / "README.md" else content
 
 
 def bundled_files() -> Iterator[Path]:

@@ -1,6 +1,7 @@
 """`servelab release`: the zip for students opens, works, and gives no solution away."""
 
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -40,6 +41,15 @@ def solution_lines():
             inside = (inside or "### BEGIN SOLUTION" in line) and "### END SOLUTION" not in line
             if inside and "### BEGIN SOLUTION" not in line and len(line.strip()) > TRIVIAL:
                 yield line.strip()
+
+
+def test_its_readme_speaks_of_nothing_that_it_lacks(unpacked):
+    text = (unpacked / "README.md").read_text(encoding="utf-8")
+    assert "course.py learn" in text and "torchrun" in text and "full course" not in text
+    named = {name for name in re.findall(r"[\w.]+(?=[/`])", text) if (ROOT / name).exists()}
+    assert "course.py" in text and all((unpacked / name).exists() for name in named - {"work"}), named
+    for absent in ("course.py test", "course.py grade", "course.py exam", "benchmarks", "solutions/"):
+        assert absent not in text
 
 
 def run(folder, *words, **environment):
