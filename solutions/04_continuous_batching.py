@@ -1245,12 +1245,12 @@ def flatten_batch(
 
 # %%
 known = {"a": [11, 12, 13, 14, 15, 16], "b": [21, 22, 23, 24, 25, 26, 27], "c": [31, 32]}
-kv = PagedKV(paged_kv.BlockAllocator(num_blocks=8, block_size=4))
+pages = PagedKV(paged_kv.BlockAllocator(num_blocks=8, block_size=4))
 first, second = StepPlan({"b": 4, "a": 5}), StepPlan({"a": 1, "b": 3, "c": 2})
 for plan, computed in ((first, {}), (second, first.scheduled)):
     for name, count in plan.scheduled.items():
-        kv.reserve(name, computed.get(name, 0) + count)
-batch = flatten_batch(second, known, {"a": 5, "b": 4, "c": 0}, kv)
+        pages.reserve(name, computed.get(name, 0) + count)
+batch = flatten_batch(second, known, {"a": 5, "b": 4, "c": 0}, pages)
 for name, column in vars(batch).items():
     print(f"{name:>12}: {column if isinstance(column, list) else column.tolist()}")
 
@@ -1262,9 +1262,9 @@ for name, column in vars(batch).items():
 # %%
 torch.manual_seed(0)
 embed_q, embed_k, embed_v = torch.randn(3, 100, 2, 8)  # 100 token ids, 2 heads of 8
-caches = torch.zeros(2, kv.num_blocks, kv.block_size, 2, 8)
+caches = torch.zeros(2, pages.num_blocks, pages.block_size, 2, 8)
 for plan, computed in ((first, dict.fromkeys(known, 0)), (second, {"a": 5, "b": 4, "c": 0})):
-    batch = flatten_batch(plan, known, computed, kv)
+    batch = flatten_batch(plan, known, computed, pages)
     paged_kv.write_kv(*caches, embed_k[batch.tokens], embed_v[batch.tokens], batch.slot_mapping)
     q, lens = embed_q[batch.tokens], (batch.query_lens, batch.context_lens)
     out = paged_kv.paged_attention(q, *caches, batch.block_tables, *lens, scale=8**-0.5).split(batch.query_lens)
@@ -1859,8 +1859,8 @@ def sampled_rows(plan: StepPlan, tokens: Mapping[str, list[int]], num_computed: 
 # Try it: the worked example, and what the rows cost that are left out.
 
 # %%
-known = {name: list(range(length)) for name, length in (("a", 6), ("b", 9), ("c", 5), ("d", 7))}
-rows = sampled_rows(StepPlan({"a": 1, "b": 4, "c": 2, "d": 7}), known, {"a": 5, "b": 2, "c": 3, "d": 0})
+tokens = {name: list(range(length)) for name, length in (("a", 6), ("b", 9), ("c", 5), ("d", 7))}
+rows = sampled_rows(StepPlan({"a": 1, "b": 4, "c": 2, "d": 7}), tokens, {"a": 5, "b": 2, "c": 3, "d": 0})
 print(rows)
 for num_rows in (2048, 32):
     print(f"{num_rows:>5} rows of logits, float32: {num_rows * model_card('llama-3.1-8b').vocab_size * 4 / 1e9:.3f} GB")

@@ -9,6 +9,7 @@ import re
 import symtable
 import tokenize
 from collections import Counter
+from collections.abc import Iterator
 from functools import cache
 from random import Random
 
@@ -248,11 +249,19 @@ class Names:
         self.assigned = {s.get_name() for s in symbols if s.is_assigned() and not s.is_imported()}
         self.imported = {s.get_name() for s in symbols if s.is_imported()}
         first: dict[str, bool] = {}  # whether a name is read first, by line
-        uses = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)]
+        uses = [node for node in _outside_functions(ast.parse(source)) if isinstance(node, ast.Name)]
         for node in sorted(uses, key=lambda node: (node.lineno, isinstance(node.ctx, ast.Load))):
             first.setdefault(node.id, isinstance(node.ctx, ast.Load))
         own = {s.get_name() for s in symbols}
         self.wanted = {name for name in own if first.get(name)} | _read_later(table)
+
+
+def _outside_functions(node: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of what runs when the cell does."""
+    yield node
+    if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+        for child in ast.iter_child_nodes(node):
+            yield from _outside_functions(child)
 
 
 def _read_later(table) -> set[str]:
@@ -277,6 +286,7 @@ def test_what_a_conflict_is():
     assert conflicts(["from x import a", "for a in range(2): print(a)", "print(a)"]) == ["a"]
     assert conflicts(["a = 1\ndef f():\n    return a", "a = 2"]) == ["a"]
     assert not conflicts(["a = 1\ndef f():\n    a = 2\n    return a\nprint([a for _ in f])", "a = 2\nprint(a)"])
+    assert not conflicts(["def f(a):\n    return a\na = 1", "a = 2"])
 
 
 @pytest.mark.parametrize("unit", UNITS)
