@@ -8,6 +8,7 @@ from servelab.exercise import CaseVerdict, Exercise, Probe, Verdict
 MAX_INPUT = 6000  # the longest run's listing, so that the step that a message names is in it
 MAX_MESSAGE = 600  # it quotes what the learner's code returned, which may be of any length
 HTML_MARKS = ("\N{CHECK MARK} pass", "\N{BALLOT X} fail", "not judged")
+MAX_REPEATED = 60  # characters of a message that several cases share
 MAX_REPORT = 2200  # of several lines: an error's own (`servelab.exercise`), and what a judge says in front of it
 
 
@@ -55,6 +56,9 @@ class Shown:
             return f"held for {case.covered} {'input' if case.covered == 1 else 'inputs'}"
         if not self.probes:
             return "failed"
+        same = next(other for other in self.verdict.cases if other.message == case.message)
+        if same is not case and len(case.message) > MAX_REPEATED:
+            return f'as for "{same.spec.name}"'
         head, newline, _ = case.message.partition("\n")
         if newline and case is self.verdict.first_failure:
             return _shortened(case.message, MAX_REPORT)

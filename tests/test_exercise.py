@@ -197,6 +197,14 @@ def test_a_failure_that_was_judged_comes_before_a_run_that_ended_too_early():
     assert '<td style="text-align:left">not judged</td>' in verdicts.as_html(shown)
 
 
+def test_a_long_message_is_shown_once():
+    def raises(number):
+        raise ValueError("x" * 100)
+
+    text = verdicts.as_text(verdicts.Shown(TOY, PROBES, verdict(raises)))
+    assert text.count("x" * 100) == 1 and 'FAIL  keeps zero: as for "doubles"' in text
+
+
 def test_where_nothing_was_judged_the_first_case_is_shown():
     found = judge(with_judge(lambda *_: []), [Probe(1, None, ("keeps zero",))], [{"transcript": 1}])
     assert [case.judged for case in found.cases] == [True, False]  # no probe tests the first one
