@@ -358,7 +358,7 @@ def _why_unjudged(outcome: Any, found: Iterable[Case]) -> str:
 def _worthless(case: CaseVerdict, probes: list[Probe]) -> CaseVerdict:
     """A passed case that proves nothing, since no other has passed."""
     first = next(index for index, probe in enumerate(probes) if case.spec.name in probe.cases)
-    message = "code that does nothing passes this, too; it counts once another case holds"
+    message = "this proves nothing by itself; it counts once another case holds"
     return replace(case, message=message, failed_on=first, judged=False)
 
 

@@ -84,8 +84,9 @@ from servelab.serving import PagedKV, Request, SchedulerConfig, StepPlan
 # | vocabulary | 49,152 | 256 |
 #
 # SmolLM2 is slow on a CPU, and wants memory: 0.5 GB in float32, 1.1 GB in float64, and 1 GB for the fast parts of section 2.
-# Cells that take longer than a few seconds with it say so; the times are for two cores with nothing else to do. The checks
-# are the same for both models. To serve the tiny one all the same, set `real` to False here.
+# Cells that take longer than a few seconds with it say so; the next one takes ten or more, to read the model. The times are for
+# two cores; if other programs run, they are longer. The checks are the same for both models. To serve the tiny one all the
+# same, set `real` to False here.
 
 # %%
 real = True
@@ -93,6 +94,11 @@ here = model_here(real=real)
 print(f"{here.name}: {sum(weight.numel() for weight in here.model.weights.values()):,} parameters")
 prompt = here.encode("What is a block?")
 print(len(prompt), "tokens ->", repr(here.tokenizer.decode(greedy(here.model, prompt, 40))))
+
+# %%
+from IPython.display import Markdown, display
+
+from servelab.plots import iterations
 
 # %% [markdown]
 # ## 1. The engine
@@ -142,7 +148,8 @@ print(len(prompt), "tokens ->", repr(here.tokenizer.decode(greedy(here.model, pr
 # ### Your task (about 60 minutes)
 #
 # Write `Engine`. `step` asks the scheduler for one plan, and makes one forward pass for it. (If no request is there, it need
-# not ask.) The scheduler ends answers: `finish_step` says whose token was the last, because of EOS or of `max_tokens`.
+# not ask.) If the plan schedules nothing, there is no pass, and `finish_step` is not called. The scheduler ends answers:
+# `finish_step` says whose token was the last, because of EOS or of `max_tokens`.
 #
 # <details><summary>Hint 1: the order of things in a step</summary>
 #
@@ -233,7 +240,7 @@ class Engine:
         """Make one step and return the tokens that it gave, in any order.
 
         The likeliest token is taken (greedy). A request of which known tokens are left to compute gets none. A step
-        whose plan schedules nothing is not run.
+        whose plan schedules nothing is not run: no forward pass, and no ``finish_step``.
         """
         ### BEGIN SOLUTION
         plan = self.scheduler.schedule()
@@ -285,7 +292,7 @@ print("the plain loop: a:", answer([11, 12, 13], 3), "b:", answer([21, 22, 23, 2
 # And with the real parts: three schedulers of yours, memory that is ample or tight, prompts whole or in chunks. Every answer
 # has to be the plain loop's, to the token. In float64 two scores are hardly ever so close that the order of a sum decides.
 #
-# (With SmolLM2 answers are shorter here, and the two cells take about half a minute.)
+# (With SmolLM2 answers are shorter here, and the two cells take half a minute to a minute.)
 
 # %%
 exact = model_here(torch.float64, real)
@@ -335,12 +342,10 @@ check("capstone.engine", Engine)
 # will do. In the panel below, the line is the share of the KV slots that are taken, the area the share that hold a token.
 
 # %%
-from IPython.display import Markdown, display
 from ipywidgets import IntSlider
 
 from servelab.llm.engine import clock_of_steps
 from servelab.llm.model import load
-from servelab.plots import iterations
 from servelab.plots.explore import explore
 
 quick = LLM(*load())
@@ -384,9 +389,9 @@ explore(draw, **{name: IntSlider(*limits, continuous_update=False) for name, lim
 # %% [markdown]
 # ### Live
 #
-# w16 with your engine. A bar shows how far it is, and below it the last 100 characters of three answers. Since EOS is ignored,
-# an answer may go on behind its end; SmolLM2 then makes up the next turn of the chat.
-# (About half a minute with SmolLM2.)
+# w16 with your engine. A bar shows how far it is, and below it the last 100 characters of three answers, one of each length.
+# Since EOS is ignored, an answer may go on behind its end; SmolLM2 then makes up the next turn of the chat.
+# (Half a minute to a minute with SmolLM2.)
 
 # %%
 from servelab.llm.engine import decode_steps, workload
@@ -401,7 +406,8 @@ def run_workload(name: str, model: LLM, pages, static: bool = False):
     config = SchedulerConfig(todo.slots, max_num_batched_tokens=4096, eos_token_id=-1)
     made = continuous_batching.Scheduler(config, kv)
     scheduler = WatchedScheduler(StaticBatches(made, todo.slots) if static else made, kv)
-    shown = {request.id: text for (request, _), text in zip(requests[:12:4], todo.texts[:12:4], strict=True)}
+    first = sorted(todo.max_tokens.index(length) for length in set(todo.max_tokens))  # one answer of each length
+    shown = {requests[n][0].id: todo.texts[n] for n in first}
     print(f"{name}, {'static' if static else 'continuous'}:")
     live = Live(sum(todo.max_tokens), here.tokenizer, shown)
     served, _ = serve(Engine(model, scheduler, kv, pages), scheduler, requests, live)
@@ -468,7 +474,7 @@ display(Markdown("\n".join(rows)))
 # ### KV use over time
 #
 # The line is what is taken, the area what holds a token. Your `Scheduler` reserves the whole answer at admission. In the static
-# run whole batches come, and go one by one.
+# run whole batches come, and go as their answers end.
 
 # %%
 taken = {name: served for name, (served, _) in fast_runs.items() if name.startswith("w32")}
@@ -615,9 +621,10 @@ check("capstone.rank_model", rank_model)
 # ### Right, and slower
 #
 # Split over ranks, the tokens stay the same. The time does not: on a machine with two cores, a decode step of SmolLM2 for one
-# request takes 3.7 times as long on three processes with gloo as on one process with one thread (measured). A step has 60
-# all-reduces of 576 numbers, about 1 ms each, and every one of them waits for the slowest rank. Tensor parallelism pays where
-# links are fast and weights are large. Here it is a test of correctness.
+# request takes longer on three processes with gloo than on one process with one thread (measured). Each rank has a third of
+# the arithmetic. But a step has 60 all-reduces, two in each layer, and every one of them waits for the slowest rank; and where
+# three processes share two cores, one of them always waits for its turn. Tensor parallelism pays where each rank has a device
+# of its own, links are fast and weights are large. Here it is a test of correctness.
 
 # %% [markdown]
 # ## 4. What need not be computed
@@ -628,8 +635,9 @@ check("capstone.rank_model", rank_model)
 # - the scheduler does not know, and schedules all tokens of the prompt, chunk by chunk;
 # - the engine leaves out of the forward pass what was found. A step in which nothing else is scheduled needs no pass at all.
 #
-# So found tokens cost steps and budget, but no computation. (vLLM tells its scheduler of the hit, which saves the budget, too.
-# That would be a change to your scheduler.)
+# Where a plan's tokens were all found, `finish_step` is called all the same, with no token: the scheduler has to hear that its
+# plan is done. So found tokens cost steps and budget, but no computation. (vLLM tells its scheduler of the hit, which saves the
+# budget, too. That would be a change to your scheduler.)
 
 # %% [markdown]
 # ### A worked example
@@ -835,6 +843,7 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 
 from servelab.llm.api import serve_api
+from servelab.llm.model import load
 from servelab.llm.tokenizer import ByteTokenizer
 
 tiny, tokenizer = LLM(*load(dtype=torch.float64)), ByteTokenizer()
@@ -977,7 +986,7 @@ server.close()
 # - **slower on ranks**, **who gains**, **other tokens**: see A, B and C below.
 
 # %% [markdown]
-# **A.** Why is a decode step of SmolLM2 slower on three processes with gloo than on one?
+# **A.** On two cores, why is a decode step of SmolLM2 slower on three processes with gloo than on one?
 #
 # - (a) three processes do three times the arithmetic;
 # - (b) every layer waits twice for the slowest of the three;

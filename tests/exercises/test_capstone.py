@@ -11,6 +11,7 @@ from servelab.exercises.capstone import rank_model as ranks  # noqa: E402
 from servelab.exercises.capstone._script import add, step  # noqa: E402
 from servelab.exercises.capstone.engine import play  # noqa: E402
 from servelab.kv import OutOfBlocks  # noqa: E402
+from servelab.llm import LLM  # noqa: E402
 from servelab.mutants import read_cells  # noqa: E402
 from servelab.paths import units  # noqa: E402
 from servelab.reference import capstone as reference  # noqa: E402
@@ -20,14 +21,24 @@ from servelab.serving import PagedKV, StepPlan  # noqa: E402
 (UNIT,) = (unit for unit in units() if unit.name == "capstone")
 
 
-def first_failure(name, *answers):
-    """The first failed case, with the listing of its smallest failing input."""
+def judged(name, *answers):
+    """The exercise, its public probes and the verdict."""
     subject = exercise.find(f"capstone.{name}")
     right = tuple(getattr(reference, answer) for answer in subject.answers)
     probes = exercise.make_probes(subject, Random(exercise.PUBLIC_SEED), right)
     recorded = [exercise.record(subject, probe.challenge, answers) for probe in probes]
-    case = exercise.judge(subject, probes, recorded).first_failure
+    return subject, probes, exercise.judge(subject, probes, recorded)
+
+
+def first_failure(name, *answers):
+    """The first failed case, with the listing of its smallest failing input."""
+    subject, probes, verdict = judged(name, *answers)
+    case = verdict.first_failure
     return case.message, subject.show(probes[case.failed_on].challenge)
+
+
+def failed(verdict):
+    return [case.spec.name for case in verdict.cases if not case.passed]
 
 
 def engine(**methods):
@@ -53,6 +64,75 @@ def test_a_step_that_raises_after_a_preemption_says_who_was_preempted():
 
     message, _ = first_failure("engine", engine(step=step))
     assert "; preempted in step 2: b" in message
+
+
+def test_telling_the_scheduler_of_an_empty_plan_costs_one_case():
+    def step(self):
+        finish, schedule = self.scheduler.finish_step, self.scheduler.schedule
+
+        def planned():
+            plan = schedule()
+            if not plan.scheduled:
+                finish(plan, {})
+            return plan
+
+        self.scheduler.schedule = planned
+        try:
+            return reference.Engine.step(self)
+        finally:
+            self.scheduler.schedule = schedule
+
+    _, _, verdict = judged("engine", engine(step=step))
+    assert failed(verdict) == ["a step with nothing to do"]
+    message = "step 0, with nothing planned: expected no call of finish_step; finish_step was called with {}"
+    assert verdict.first_failure.message == message
+
+
+def test_another_row_of_a_prompt_leads_to_the_hint_about_rows():
+    def _compute(self, plan):
+        forward = self.model.forward
+        self.model.forward = lambda tokens, positions, kv: forward(tokens, positions, kv).flip(0)
+        try:
+            return reference.Engine._compute(self, plan)
+        finally:
+            self.model.forward = forward
+
+    _, _, verdict = judged("engine", engine(_compute=_compute))
+    first = verdict.first_failure
+    assert (first.spec.name, first.hint) == ("one request from prompt to end", 2)
+
+
+def test_why_a_request_is_refused_is_said(capsys):
+    class Engine(reference.Engine):
+        def add(self, request, prompt):
+            super().add(request, [*prompt, *[1] * request.prompt_tokens][: request.prompt_tokens])
+
+    message, listing = first_failure("engine", Engine)
+    assert "add 'c' (a prompt of 4 tokens, the request says 3): expected ValueError, nothing was raised" in message
+    assert "# the model's max_model_len is 48\n" in listing
+    exec(listing, {"Engine": Engine})
+    assert "  add c: ok\n" in capsys.readouterr().out
+
+
+def test_who_finds_no_room_is_shown(capsys):
+    class CachedKV(reference.CachedKV):
+        def reserve(self, id, num_tokens):
+            if not self.blocks(id):
+                found, length = self.pool.match(self.tokens[id])
+                self.adopt(id, found)
+                self._full[id] = length // self.block_size
+            PagedKV.reserve(self, id, num_tokens)
+
+    message, listing = first_failure("cached_engine", CachedKV, reference.CachedEngine)
+    assert "(reserve for c raised OutOfBlocks): 2 blocks should be in use afterwards, not 4" in message
+    exec(listing, {"CachedKV": CachedKV, "CachedEngine": reference.CachedEngine})
+    assert "  reserve c: OutOfBlocks\nstep 2: 13 of c planned" in capsys.readouterr().out
+
+
+def test_the_whole_model_on_every_rank_earns_little():
+    for comms in (0, 1):
+        _, _, verdict = judged("rank_model", lambda config, weights, comm, n=comms: LLM(config, weights, *[comm] * n))
+        assert verdict.fraction <= 0.2
 
 
 def test_a_memory_that_does_not_know_the_tokens():

@@ -18,18 +18,20 @@ from servelab.stepping import RecordedKV, attempt
 
 AMPLE = 64  # blocks: no script runs out of them by accident
 SEED = 7  # of the model's weights
-KINDS = ("tokens", "events", "unfinished", "given", "passes", "computed", "rows", "used", "blocked", "left")
+KINDS = ("tokens", "events", "unfinished", "given", "idle", "passes", "computed", "rows", "used", "blocked", "left")
 REFUSED = "refused"  # a request with this in its id is one that the scheduler refuses
 
 
 class ScriptedScheduler:
     """A scheduler without a policy: its plans are given. It ends answers and gives back KV as unit 04's do.
 
-    ``at`` is the number of the next plan. An engine that did not ask for one has missed it.
+    ``at`` is the number of the next plan. An engine that did not ask for one has missed it. With ``whole_prompts`` a
+    request gets room for all of its prompt at once, however short its chunks are.
     """
 
-    def __init__(self, config: SchedulerConfig, kv: PagedKV, plans: Sequence[dict]):
+    def __init__(self, config: SchedulerConfig, kv: PagedKV, plans: Sequence[dict], whole_prompts: bool = False):
         self.config, self.kv, self._plans, self.at = config, kv, plans, 0
+        self.whole_prompts, self._prompts = whole_prompts, dict[str, int]()
         self._live: dict[str, list[int]] = {}  # tokens computed, tokens of the answer that may still come
         self.given: list[Any] = []  # what `finish_step` was given since the last look
         self.asked = 0  # calls of `schedule` since the last look
@@ -39,6 +41,7 @@ class ScriptedScheduler:
         if request.id in self._live or REFUSED in request.id:
             raise ValueError(f"the scheduler refuses {request.id}")
         self._live[request.id] = [0, request.max_tokens]
+        self._prompts[request.id] = request.prompt_tokens if self.whole_prompts else 0
 
     def abort(self, id: str) -> None:
         if self._live.pop(id, None):
@@ -55,7 +58,7 @@ class ScriptedScheduler:
         for id, n in asked.get("scheduled", []):
             if id in self._live:
                 try:
-                    self.kv.reserve(id, self._live[id][0] + n)
+                    self.kv.reserve(id, max(self._prompts[id], self._live[id][0] + n))
                     plan.scheduled[id] = n
                 except OutOfBlocks:
                     self.blocked.append(id)
@@ -214,7 +217,7 @@ class _Run:
         self.records: list[dict] = []
         model = counting(_model.model(SEED), self.calls)
         config = SchedulerConfig(8, 1024, eos_token_id=asked["eos"])
-        self.scheduler = ScriptedScheduler(config, kv, asked["steps"])
+        self.scheduler = ScriptedScheduler(config, kv, asked["steps"], asked.get("whole_prompts", False))
         pages = Pages.of(model, asked["num_blocks"], asked["block_size"], unit)
         self.engine = make_engine(model, self.scheduler, kv, pages)
 
@@ -300,23 +303,26 @@ def _problems(asked: dict, mine: dict, right: dict, there: int) -> Iterable[tupl
     due, most = _count(right["calls"], "forward"), len(asked["scheduled"])
     if len(passes) != len(due) or mine["plans"] not in ((1,) if there else (0, 1)):
         yield "passes", f"{plan}: expected 1 plan and {len(due)} forward passes, got {mine['plans']} and {len(passes)}"
-    elif sum(passes) > sum(due):
+    elif sum(passes) != sum(due):
         yield "computed", f"{plan}: expected {sum(due)} tokens in the forward pass, got {sum(passes)}"
     if sum(rows) > most:
         yield "rows", f"{plan}: {sum(rows)} rows of logits were computed for {most} requests"
     if mine["given"] != right["given"]:
-        came, due = (", then ".join(map(_outputs, made["given"])) or "not called" for made in (mine, right))
-        yield "given", f"{plan}: finish_step was given {came}, expected {due}"
+        harmless = not right["given"] and not any(mine["given"])  # told of a step in which nothing was computed
+        said = f"expected {_calls(right['given'])}; {_calls(mine['given'], 'was')}"
+        yield "idle" if harmless else "given", f"{plan}: {said}"
     if mine["used"] != right["used"]:
-        yield "used", f"{plan}: {right['used']} blocks should be in use afterwards, not {mine['used']}"
+        lacking = "".join(f" (reserve for {id} raised OutOfBlocks)" for id in mine["blocked"][:1])
+        yield "used", f"{plan}{lacking}: {right['used']} blocks should be in use afterwards, not {mine['used']}"
     if mine["blocked"] != right["blocked"]:
-        yield "blocked", f"{plan}: no room for {mine['blocked']}, expected none for {right['blocked']}"
+        came, due = (f"reserve {_without_room(run['blocked'])}" for run in (mine, right))
+        yield "blocked", f"{plan}: {came}; expected: {due}"
     if mine["unfinished"] != right["unfinished"]:
         yield "unfinished", f"{plan}: expected {right['unfinished']} unfinished afterwards, got {mine['unfinished']}"
 
 
 def _event_problems(event: list, now: dict, due: dict) -> Iterable[tuple[str, str]]:
-    named = f", before it: {event[0]} {event[1]!r}"
+    named = f", before it: {event[0]} {event[1]!r}{_about(event, due)}"
     if now.get("raised") != due.get("raised"):
         came = f"it raised {now['message']}" if "raised" in now else "nothing was raised"
         yield "events", f"{named}: expected {due.get('raised', 'no error')}, {came}"
@@ -324,6 +330,31 @@ def _event_problems(event: list, now: dict, due: dict) -> Iterable[tuple[str, st
         yield "used", f"{named}: {due['used']} blocks should be in use afterwards, not {now['used']}"
     elif now["unfinished"] != due["unfinished"]:
         yield "unfinished", f"{named}: expected {due['unfinished']} unfinished afterwards, got {now['unfinished']}"
+
+
+def _about(event: list, due: dict) -> str:
+    """What there is to say of a request that is refused, or as long as the model allows; in brackets."""
+    longest = _model.SMALL["max_model_len"]
+    if event[0] != "add":
+        return ""
+    length, most = len(event[2]), event[3]
+    if event[4:] and event[4] != length:
+        return f" (a prompt of {length} tokens, the request says {event[4]})"
+    if _at_limit(event):
+        return f" ({length} + {most} tokens, the model's limit is {longest})"
+    return " (the scheduler refuses it)" if "raised" in due else ""
+
+
+def _calls(given: list, verb: str = "to be") -> str:
+    """How `finish_step` was called, or should have been."""
+    came = ", then ".join(map(_outputs, given))
+    if came:
+        return f"finish_step {verb} called with {came}"
+    return "it was not called" if verb == "was" else "no call of finish_step"
+
+
+def _without_room(blocked: list[str]) -> str:
+    return f"raised OutOfBlocks for {', '.join(blocked)}" if blocked else "found room for all"
 
 
 def _count(calls: list, name: str) -> list[int]:
@@ -371,6 +402,10 @@ def case(name: str, found: dict[str, str], kinds: Sequence[str]) -> Case:
 def shown(asked: dict, made: str, play: str) -> str:
     """The run as Python."""
     lines = [f"    {entry!r}," for entry in asked["steps"]]
+    adds = [event for entry in asked["steps"] for event in entry["events"] if event[0] == "add"]
+    notes = [f"# the model's max_model_len is {_model.SMALL['max_model_len']}"] if any(map(_at_limit, adds)) else []
+    notes += ["# a fifth part of an add: the request's prompt_tokens"] if any(event[4:] for event in adds) else []
+    notes += ["# the scheduler reserves room for all of a prompt at once"] if asked.get("whole_prompts") else []
     usual = ("steps", "case", "num_blocks") if asked["num_blocks"] == AMPLE else ("steps", "case")
     rest = {key: value for key, value in asked.items() if key not in usual}
     return "\n".join(
@@ -379,9 +414,14 @@ def shown(asked: dict, made: str, play: str) -> str:
             "steps = [  # events before the step, tokens to compute of each request, who is preempted",
             *lines,
             "]",
+            *notes,
             f"play({made}, steps, {', '.join(f'{key}={value!r}' for key, value in rest.items())})",
         ]
     )
+
+
+def _at_limit(event: list) -> bool:
+    return len(event[2]) + event[3] >= _model.SMALL["max_model_len"]
 
 
 def recorded_kv(asked: dict) -> RecordedKV:
@@ -400,6 +440,8 @@ def print_runs(asked: dict, transcript: dict) -> None:
             if "raised" in record:
                 print(f"step {at}: step() raised {record['raised']}")
                 continue
+            for id in record["blocked"]:
+                print(f"  reserve {id}: OutOfBlocks")
             passes, came = _count(record["calls"], "forward"), _listed(record["new"])
             left = f"{record['used']} blocks in use, {record['unfinished']} unfinished"
             lost = f", {' and '.join(plan['preempted'])} preempted" if plan["preempted"] else ""

@@ -12,7 +12,8 @@ ANSWERS = ("CachedKV", "CachedEngine")
 PLAIN, FOUND, LAST = "strangers are served as before", "found tokens are not computed", "the last token is computed"
 FINISHED, PARTS = "only what was computed is found", "chunks of found tokens"
 TURNS, PREEMPTED = "answers are found, too", "a preempted request finds its blocks"
-ROOM, AGAIN, DRAWN = "no room changes nothing", "an id comes again", "a random run"
+SHARED, ROOM, AGAIN = "what is shared needs no room", "no room changes nothing", "an id comes again"
+DRAWN = "a random run"
 CASES = (
     CaseSpec(PLAIN, hint=1, weight=2),
     CaseSpec(FOUND, hint=1, weight=3),
@@ -21,6 +22,7 @@ CASES = (
     CaseSpec(PARTS, hint=2, weight=2),
     CaseSpec(TURNS, hint=3),
     CaseSpec(PREEMPTED, hint=3, weight=2),
+    CaseSpec(SHARED, hint=2, weight=2),
     CaseSpec(ROOM, hint=2, weight=2),
     CaseSpec(AGAIN, hint=3),
     CaseSpec(DRAWN, hint=3, weight=2),
@@ -31,7 +33,7 @@ JUDGED = ("tokens", "events", "unfinished", "given", "passes", "computed", "rows
 def challenges(rng: Random) -> list[dict]:
     """Directed runs with blocks of 4, then random ones."""
     runs = [_plain(rng), _found(rng), _last(rng), *_finished(rng), *_parts(rng), *_turns(rng), *_preempted(rng)]
-    runs += [*_room(rng), _again(rng)]
+    runs += [_shared(rng), *_room(rng), _again(rng)]
     begin = prompt(rng, 9)
     sizes = (2, 0.0, 0.0), (3, 0.15, 0.0), (4, 0.1, 0.1)  # of a block; chances of preemption and abort
     return runs + [script.drawn(rng, DRAWN, 8, size, lost, gone, begin) for size, lost, gone in sizes]
@@ -57,14 +59,22 @@ def _last(rng: Random) -> dict:
 
 
 def _finished(rng: Random) -> list[dict]:
-    """The first prompt is half computed when the second comes; a block is full but for the token sampled last."""
+    """The first prompt is half computed when the second comes; a block is full but for the token sampled last.
+
+    Then two equal prompts in one step, of which neither can find the other; and one that has room for all of its prompt
+    and half of it computed.
+    """
     same, other = prompt(rng, 14), prompt(rng, 6)
     half = [step({"a": 6}, add("a", same, 1)), step({"b": 14}, add("b", same, 5)), *[step({"b": 1})] * 4]
     half += [step({"a": 8}), step({})]
     longer = [*other, *answer(other, 2), *prompt(rng, 3)]
     last = [step({"a": 6}, add("a", other, 3)), step({"a": 1}), step({"b": 11}, add("b", longer, 3))]
     last += [step({"b": 1}), step({"a": 1, "b": 1})]
-    return [challenge(FINISHED, half), challenge(FINISHED, [*last, step({})])]
+    twins = [step({"a": 10, "b": 10}, add("a", same[:10], 1), add("b", same[:10], 1)), step({})]
+    whole = [step({"a": 6}, add("a", same, 1)), step({"b": 14}, add("b", same, 2)), step({"b": 1, "a": 8}), step({})]
+    grown = [step({"a": 3}, add("a", same, 1)), step({"a": 3}), *whole[1:]]
+    runs = [challenge(FINISHED, steps) for steps in (twins, half, [*last, step({})])]
+    return runs + [challenge(FINISHED, steps, whole_prompts=True) for steps in (whole, grown)]
 
 
 def _parts(rng: Random) -> list[dict]:
@@ -98,6 +108,14 @@ def _preempted(rng: Random) -> list[dict]:
     second = [step({"a": 9}, add("a", prompt(rng, 12), 2)), step({}, preempted=["a"]), step({"a": 10})]
     second += [step({"a": 2}), step({"a": 1}), step({})]
     return [challenge(PREEMPTED, steps) for steps in (first, second)]
+
+
+def _shared(rng: Random) -> dict:
+    """Four blocks, of which the first request holds three. The second shares two of them and needs one of its own."""
+    common = prompt(rng, 9)
+    a, b = add("a", common, 3), add("b", [*common, *prompt(rng, 2)], 1)
+    steps = [step({"a": 9}, a), step({"a": 1, "b": 11}, b), step({"a": 1}), step({})]
+    return challenge(SHARED, steps) | {"num_blocks": 4}
 
 
 def _room(rng: Random) -> list[dict]:
@@ -155,7 +173,10 @@ def show(asked: dict) -> str:
     return script.shown(asked, "CachedKV, CachedEngine", "cached_engine")
 
 
-def play(CachedKV, CachedEngine, steps: list[dict], block_size: int, eos: int, num_blocks: int = script.AMPLE) -> None:
-    """Run an engine by a script and print what each step gave."""
-    asked = challenge(PLAIN, steps, block_size, eos) | {"num_blocks": num_blocks}
+def play(CachedKV, CachedEngine, steps: list[dict], block_size: int, eos: int, **more) -> None:
+    """Run an engine by a script and print what each step gave.
+
+    ``more`` may be ``num_blocks``, and ``whole_prompts=True``: requests get room for all of their prompts at once.
+    """
+    asked = challenge(PLAIN, steps, block_size, eos) | more
     script.print_runs(asked, drive(asked, CachedKV, CachedEngine))

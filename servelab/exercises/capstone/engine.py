@@ -1,5 +1,6 @@
 """Check of `Engine`: the tokens of every step of scripted runs, and how many forward passes gave them."""
 
+from dataclasses import replace
 from random import Random
 
 from servelab.exercise import Case, CaseSpec
@@ -40,7 +41,7 @@ ALSO = {  # what else a challenge of this case tests
     ABORTED: (BACK,),
 }
 LOOKED_AT = {PASSES: ("passes", "computed"), ROWS: ("rows",), BACK: ("used",)}
-OWN = {ABORTED: (*SAID, "used"), DRAWN: (*SAID, "passes", "computed", "rows", "used")}
+OWN = {ABORTED: (*SAID, "used"), IDLE: (*SAID, "idle"), DRAWN: (*SAID, "passes", "computed", "rows", "used")}
 
 
 def challenges(rng: Random) -> list[dict]:
@@ -111,18 +112,17 @@ def _again(rng: Random) -> dict:
 
 
 def _refused(rng: Random) -> dict:
-    """By the scheduler, for the model's longest request, for a length that is not the prompt's, and for an id."""
+    """By the scheduler, for the model's longest request, for a length that is not the prompt's, and for an id.
+
+    Those that can be mended come again, and nothing may be left of their first try.
+    """
     longest = _model.SMALL["max_model_len"]
     a, b = add("a", prompt(rng, 4), 3), add("b", prompt(rng, 9), longest - 9)
-    wrong = [
-        add(script.REFUSED, prompt(rng, 2), 2),
-        add("b", prompt(rng, 9), longest - 8),
-        [*add("b", prompt(rng, 4), 2), 3],
-        [*add("b", prompt(rng, 4), 2), 5],
-        add("a", prompt(rng, 6), 4),
-    ]
-    steps = [step({"a": 4}, a, *wrong), step({"a": 1, "b": 9}, b), step({"a": 1, "b": 1}), step({"b": 1})]
-    return challenge(REFUSED, [*steps, step({}, ["abort", "b"])])
+    c, d = (add(id, prompt(rng, 4), 1) for id in "cd")
+    wrong = [add(script.REFUSED, prompt(rng, 2), 2), add("b", b[2], longest - 8), [*c, 3], [*d, 5]]
+    steps = [step({"a": 4}, a, *wrong, add("a", prompt(rng, 6), 4)), step({"a": 1, "b": 9}, b)]
+    steps += [step({"a": 1, "c": 4}, c), step({"b": 1, "d": 4}, d), step({}, ["abort", "b"])]
+    return challenge(REFUSED, steps)
 
 
 def _idle(rng: Random) -> dict:
@@ -154,7 +154,17 @@ def judge(asked: dict, transcript: dict, expected: dict) -> list[Case]:
     if not transcript["prompts kept"]:
         found.setdefault("tokens", "a prompt that was handed over was changed; it stays the caller's")
     own = script.case(asked["case"], found, OWN.get(asked["case"], SAID))
+    if own.name == ONE and not own.passed and _another_row(transcript["runs"][0], expected["runs"][0]):
+        own = replace(own, hint=2)
     return [own, *(script.case(name, found, LOOKED_AT[name]) for name in ALSO.get(asked["case"], ()))]
+
+
+def _another_row(got: list[dict], want: list[dict]) -> bool:
+    """Whether the first step, a whole prompt, had the right pass and gave one wrong token."""
+    mine, right = got[0], want[0]
+    if "raised" in mine or mine["calls"] != right["calls"] or not isinstance(mine["new"], list):
+        return False
+    return len(mine["new"]) == 1 and type(mine["new"][0][1]) is int and mine["new"] != right["new"]
 
 
 def show(asked: dict) -> str:

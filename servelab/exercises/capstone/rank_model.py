@@ -13,13 +13,13 @@ ALONE, SPLIT, COPIED = "one rank has the whole model", "the scores of the whole 
 HEADS, HELD, CALLS = "a rank's numbers of heads", "a rank keeps its part only", "two all-reduces a layer"
 KEPT, REFUSED = "the given weights stay as they are", "what does not divide is refused"
 CASES = (
-    CaseSpec(ALONE, hint=1),
-    CaseSpec(SPLIT, hint=1, weight=3),
-    CaseSpec(COPIED, hint=2, weight=3),
-    CaseSpec(HEADS, hint=2, weight=2),
-    CaseSpec(HELD, hint=3, weight=2),
-    CaseSpec(CALLS, hint=1, weight=2),
-    CaseSpec(KEPT, hint=3),
+    CaseSpec(ALONE, hint=1, alone=False),  # the whole model on every rank passes these, too
+    CaseSpec(SPLIT, hint=1, weight=3, alone=False),
+    CaseSpec(COPIED, hint=2, weight=3, alone=False),
+    CaseSpec(HEADS, hint=2, weight=2, alone=False),
+    CaseSpec(HELD, hint=3, weight=3),
+    CaseSpec(CALLS, hint=1),
+    CaseSpec(KEPT, hint=3, alone=False),
     CaseSpec(REFUSED, hint=3, alone=False),
 )
 OTHERS = (HEADS, HELD, CALLS, KEPT)
@@ -38,7 +38,12 @@ def challenges(rng: Random) -> list[dict]:
         (COPIED, 4, eight),
         (COPIED, 2, {"num_heads": 4, "num_kv_heads": 1, "num_layers": 1}),
     ]
-    bad = [(REFUSED, 2, {"intermediate_size": 23}), (REFUSED, 3, {"intermediate_size": 24})]
+    bad = [
+        (REFUSED, 2, {"intermediate_size": 23}),
+        (REFUSED, 3, {"intermediate_size": 24}),
+        (REFUSED, 2, {"num_heads": 6, "num_kv_heads": 3, "hidden_size": 8}),
+        (REFUSED, 3, {"num_heads": 6, "num_kv_heads": 2, "hidden_size": 8}),
+    ]
     tokens = [rng.sample(range(1, 31), 5) for _ in (*good, *bad)]
     pairs = zip((*good, *bad), tokens, strict=True)
     return [{"case": case, "ranks": size, "dims": dims, "tokens": ids} for (case, size, dims), ids in pairs]
@@ -59,6 +64,8 @@ def _on_a_rank(asked: dict, comm: Any, rank_model) -> dict:
     outcome = attempt(rank_model, whole.config, whole.weights, comm)
     if "raised" in outcome:
         return {"raised": outcome["raised"], "message": outcome["message"]}
+    if asked.get("case") == REFUSED:
+        return {}
     mine: Any = outcome["returned"]
     _require_whole_heads(mine)
     scores, kv, tokens = [], ContiguousKV(), torch.tensor(asked["tokens"])
@@ -95,7 +102,7 @@ def judge(asked: dict, transcript: dict, expected: dict) -> list[Case]:
     if "failed" in transcript:
         return _ranks.failed(transcript, names)
     made = [rank["made"] for rank in transcript["ranks"]]
-    problem = next((_problem(mine, name) for mine in made if _problem(mine, name)), "")
+    problem = next(filter(None, (_problem(asked, mine) for mine in made)), "")
     if problem or name == REFUSED:
         return [Case(case, not problem, problem) for case in names]
     return [
@@ -107,11 +114,15 @@ def judge(asked: dict, transcript: dict, expected: dict) -> list[Case]:
     ]
 
 
-def _problem(made: dict, case: str) -> str:
+def _problem(asked: dict, made: dict) -> str:
     """What a rank raised, or did not raise."""
-    if case == REFUSED:
+    if asked["case"] == REFUSED:
+        heads, kv_heads, mlp = (
+            (_model.SMALL | asked["dims"])[name] for name in ("num_heads", "num_kv_heads", "intermediate_size")
+        )
+        what = f"{heads} query heads, {kv_heads} KV heads and an MLP of {mlp} on {asked['ranks']} ranks"
         came = f"it raised {made['message']}" if "raised" in made else "nothing was raised"
-        return "" if made.get("raised") == "ValueError" else f"expected ValueError, {came}"
+        return "" if made.get("raised") == "ValueError" else f"{what}: expected ValueError, {came}"
     return f"rank_model raised {made['message']}" if "raised" in made else ""
 
 

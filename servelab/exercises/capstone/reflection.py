@@ -5,7 +5,7 @@ from servelab.quiz import Quiz
 QUIZ = Quiz(
     {
         "sorted and static": "Write down the four batches, each with its longest answer, less its first token.",
-        "fewest steps": "No step gives a request more than one token, and none gives more than 8 in all.",
+        "fewest steps": "No step gives one request two tokens, however many slots are free. What does the first give?",
         "ranks of SmolLM2": "The query heads, the KV heads and the 1536 columns of the MLP all have to go onto them.",
         "all-reduces a step": "How many layers are there, and how many partial sums in each?",
         "slower on ranks": "What does one token wait for sixty times?",

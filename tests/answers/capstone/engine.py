@@ -515,7 +515,28 @@ def refused_too_late(reference):
     return Engine
 
 
-@wrong("a plan of nothing is run", case="a step with nothing to do")
+@wrong("does not look at the length of the prompt", case="what cannot run is refused")
+def any_length(reference):
+    class Engine(reference.Engine):
+        def add(self, request, prompt):
+            super().add(request, [*prompt, *[1] * request.prompt_tokens][: request.prompt_tokens])
+
+    return Engine
+
+
+@wrong("one token more than the model can hold", case="what cannot run is refused")
+def one_token_long(reference):
+    class Engine(reference.Engine):
+        def add(self, request, prompt):
+            if len(prompt) != request.prompt_tokens or len(prompt) + request.max_tokens > 49:
+                raise ValueError(request)
+            self.scheduler.add(request)
+            self.tokens[request.id], self.computed[request.id] = list(prompt), 0
+
+    return Engine
+
+
+@wrong("finish_step is called for a plan of nothing", case="a step with nothing to do")
 def runs_nothing(reference):
     class Engine(reference.Engine):
         def step(self):

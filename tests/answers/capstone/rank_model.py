@@ -195,6 +195,16 @@ def whole_model(reference):
     return rank_model
 
 
+@wrong("the whole model and nothing of the ranks", case="a rank keeps its part only")
+def nothing_of_the_ranks(reference):
+    return lambda config, weights, comm: LLM(config, weights)
+
+
+@wrong("the whole model on every rank, added up", case="a rank keeps its part only")
+def whole_models_added(reference):
+    return lambda config, weights, comm: LLM(config, weights, comm)
+
+
 @wrong("both KV heads on every rank", case="KV heads are copied")
 def all_kv_heads(reference):
     return by_kind(reference, lambda kind, weight, part, comm, config: weight if kind in ("k", "v") else part)
@@ -240,6 +250,34 @@ def left_over(reference):
             return rank_model(config, weights, comm)
 
     return careless
+
+
+def by_hand(refuses):
+    """Cut by hand; ``refuses(kv_heads, size)`` is all that is asked of KV heads."""
+
+    def rank_model(config, weights, comm):
+        size = comm.size
+        if config.num_heads % size or config.intermediate_size % size or refuses(config.num_kv_heads, size):
+            raise ValueError(config)
+        mine, own = views_of(config, weights, comm.rank, size)
+        return LLM(mine, {name: weight.clone() for name, weight in own.items()}, comm)
+
+    return rank_model
+
+
+@wrong("query heads and MLP have to divide, KV heads do not", case="what does not divide is refused")
+def kv_heads_anyhow(reference):
+    return by_hand(lambda kv_heads, size: False)
+
+
+@wrong("KV heads have to divide only if there are more than ranks", case="what does not divide is refused")
+def many_kv_heads(reference):
+    return by_hand(lambda kv_heads, size: kv_heads > size and kv_heads % size)
+
+
+@wrong("KV heads have to divide only if there are fewer than ranks", case="what does not divide is refused")
+def few_kv_heads(reference):
+    return by_hand(lambda kv_heads, size: kv_heads < size and size % kv_heads)
 
 
 @wrong("another kind of error", case="what does not divide is refused")

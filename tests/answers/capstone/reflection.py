@@ -20,6 +20,11 @@ def over_slots(reference):
     return reference.answers | {"fewest steps": 160}
 
 
+@wrong("with the step that only prefills", case="fewest steps")
+def with_the_prefill(reference):
+    return reference.answers | {"fewest steps": 256}
+
+
 @wrong("as many as there are KV heads and query heads", case="ranks of SmolLM2")
 def nine(reference):
     return reference.answers | {"ranks of SmolLM2": 9}
