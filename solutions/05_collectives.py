@@ -43,7 +43,7 @@
 # ## Ranks
 #
 # Your functions are ordinary `torch.distributed` code. Every **rank** runs the same function; what it does depends on
-# its number. Two engines run it:
+# its number. The code of a rank runs in one thread and starts no others. Two engines run it:
 #
 # - `SimCluster(p)` simulates p ranks in this notebook. Time is virtual, so runs repeat exactly, links have the latency
 #   and bandwidth that you give them, and a deadlock is reported at once. The checks use it.
@@ -129,7 +129,8 @@ print(f"{hello_run.seconds * 1e6:.3f} microseconds: alpha 5 us, and 8 bytes at 1
 # <details><summary>Hint 1: who does what</summary>
 #
 # There are two kinds of rank. The root receives from everybody, adds, and sends to everybody. Any other rank sends its
-# tensor to the root, then receives into the same tensor. Adding must change the tensor, not make a new one.
+# tensor to the root, then receives into the same tensor. Adding must change the tensor, not make a new one. `dist.send`
+# and `dist.recv` are all that it takes; no call of `dist.all_reduce`, `dist.reduce` or `dist.broadcast`.
 #
 # </details>
 # <details><summary>Hint 2: the root</summary>
@@ -222,8 +223,8 @@ except RankError as error:
 # %% [markdown]
 # Nobody receives, because everybody is still sending. A send that is not buffered is a **rendezvous**: it waits until
 # the other side receives. gloo does that at every size, and NCCL wants sends and receives that need each other started
-# in one group. MPI may buffer small messages; then such code works in a test with small tensors and hangs with large
-# ones.
+# together, in one batch (it calls that a group call). MPI may buffer small messages; then such code works in a test
+# with small tensors and hangs with large ones.
 #
 # The way out is to start both and then wait for both:
 #
@@ -654,7 +655,7 @@ def proof(n: int) -> float:
 proof_run = on_real_ranks(3, proof, 100_003)
 if proof_run:
     print("largest differences:", [f"{value:.1e}" for value in proof_run.values])
-    print("bytes sent:", [proof_run.sent(rank) for rank in range(3)], "- the tensor has", 4 * 100_003)
+    print("bytes sent by your ring:", [proof_run.sent(rank) for rank in range(3)], "- the tensor has", 4 * 100_003)
 
 # %% [markdown]
 # ## 6. A tree
@@ -690,21 +691,20 @@ if proof_run:
 # %% [markdown]
 # ### Your task (about 25 minutes)
 #
-# Write `tree_all_reduce`, in place, for any p. The check asks for at most ceil(log2 p) rounds each way, and that no
-# rank sends or receives more than ceil(log2 p) tensors. Another algorithm that keeps to these limits passes as well:
-# recursive doubling, for example. The distances are given.
+# Write `tree_all_reduce`, in place, for any p. The check asks for at most ceil(log2 p) rounds each way, in each of which
+# a rank sends one message at most, and that no rank sends or receives more than ceil(log2 p) tensors. Another algorithm
+# that keeps to these limits passes as well: recursive doubling, for example. The distances are given.
 #
 # <details><summary>Hint 1: the way up</summary>
 #
-# Go through the distances in order. Only a rank that is a multiple of the distance has a part in the round: all others
-# have sent before. Of a pair, the upper rank sends, and the lower one receives and adds. Pairs are disjoint, so plain
-# sends and receives cannot deadlock.
+# Go through the distances in order, each of them once. Only a rank that is a multiple of the distance has a part in the
+# round: all others have sent before. Of a pair, the upper rank sends, and the lower one receives and adds. Pairs are
+# disjoint, so plain sends and receives cannot deadlock. All numbers are those of the group: `group_dst`, `group_src`.
 #
 # </details>
 # <details><summary>Hint 2: the way down</summary>
 #
-# Take the distances in reverse order. The pairs are the same, and now the lower rank sends. Nobody adds. All numbers
-# are those of the group.
+# Take the distances in reverse order. The pairs are the same, and now the lower rank sends. Nobody adds.
 #
 # </details>
 # <details><summary>Hint 3: the partner, for any p</summary>
@@ -847,7 +847,7 @@ def crossover(alpha: float, beta: float, p: int) -> float:
 # %% [markdown]
 # Try it, and compare with the virtual clock: the model's prediction beside the time that your own functions take on
 # simulated ranks. The simulation differs from the model in one point: `send` returns when the last byte has left (see
-# exercise 1), so a sender is free for its next message alpha before this one has arrived. The root's way back costs
+# exercise 1), so a sender is free again one alpha earlier than its message arrives. The root's way back costs
 # alpha once, and the naive time comes out (p-2) alpha lower. The pictures further below are the model's.
 
 # %%
@@ -1161,7 +1161,9 @@ if race_run:
 # <details><summary>Hint 1: what goes where</summary>
 #
 # Output i of a rank is what rank i had for it. Copy your own part first: `inputs[rank]` into `outputs[rank]`, with no
-# message. Write into the given outputs; a new tensor put into the list is not what the caller holds.
+# message. Write into the given outputs; a new tensor put into the list is not what the caller holds. Whatever moves
+# goes by `exchange`, or by sends and receives of your own, and not by a ready collective. With one rank nothing moves:
+# `batch_isend_irecv` does not take an empty list.
 #
 # </details>
 # <details><summary>Hint 2: in pairs</summary>
@@ -1301,8 +1303,9 @@ check("collectives.reflection", answers)
 # Ethernet. Decoding is slow. Somebody proposes 400 Gb/s network cards, somebody else a better all-reduce. Advise, in
 # about 120 words, with numbers from this unit. Take alpha and bandwidth from the table of links. Only two of the eight
 # links of the ring cross the Ethernet, but every hop is as slow as its slowest link. Inside a machine, take NVLink 4.
-# If you would rather measure: `SimCluster` takes `links=`, a dictionary with a key `(i, j)` for each pair that crosses,
-# in both directions.
+# Of a tree not every round crosses: with the Ethernet's values `tree_cost` takes them all for slow ones. If you would
+# rather measure: `SimCluster` takes `links=`, a dictionary with a key `(i, j)` for each pair that crosses, in both
+# directions.
 #
 # Three points, given by hand, two each:
 #
@@ -1320,6 +1323,8 @@ check("collectives.reflection", answers)
 # prefill's communication nearly four times as fast.
 #
 # For decoding, a tree has 6 rounds instead of 14: 20 ms instead of 45 if all of them crossed the network. With the ranks
-# 0 to 3 in one machine only two do, and with alpha = 1 µs inside it is 7.5 ms. Best: no tensor parallelism across
-# machines. TP 4 in each machine and two pipeline stages or two replicas leave one crossing, or none, instead of 160.
+# 0 to 3 in one machine only two do, and with alpha = 1 µs inside it is 7.5 ms. (`tree_cost` alone gives the first
+# figure, `SimCluster` the second; either one counts if it is said which rounds are slow.) Best: no tensor parallelism
+# across machines. TP 4 in each machine and two pipeline stages or two replicas leave one crossing, or none, instead of
+# 160.
 # ### END SOLUTION

@@ -6,6 +6,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
 
 from servelab.plots import style
 from servelab.ranks import Link, Run, SimCluster, span
@@ -113,6 +114,7 @@ def picture(state: State) -> Figure:
         drawn = bars.barh(range(p), state.sent, height=0.6, **style.area("communication"))
         bars.bar_label(drawn, [str(count) for count in state.sent], padding=3)
         bars.set(xlabel="elements sent", xlim=(0, 1.3 * max(1, *state.sent)))
+        bars.xaxis.set_major_locator(MaxNLocator(3, integer=True))
         figure.legend(handles=style.legend_patches(*KINDS), loc="outside upper center", ncols=len(KINDS))
         return figure
 

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from servelab import exercise
+from servelab import answers, exercise
 from servelab.ranks import Cluster, Link, SimCluster
 from servelab.reference import collectives as reference
 
@@ -234,6 +234,36 @@ def test_a_ready_collective_earns_nothing(name):
     verdict = exercise.judge(subject, probes, [exercise.record(subject, p.challenge, (READY[name],)) for p in probes])
     assert verdict.fraction == 0
     assert verdict.first_failure.spec.name == "sends its own messages"
+
+
+NEAR_MISSES = {
+    "naive_all_reduce": ["nothing is sent back"],
+    "ring_reduce_scatter": ["rank r gets the chunk after its own", "what arrives replaces the own share"],
+    "ring_all_gather": ["off by one: the own chunk is not the first", "what arrives is added", "into a buffer"],
+    "ring_all_reduce": ["the reduce-scatter alone", "the all-gather first", "sent round, but nothing added"],
+    "tree_all_reduce": ["up only"],
+}
+OTHER_ALGORITHMS = {
+    "naive_all_reduce": ["a tree"],
+    "ring_reduce_scatter": ["a whole all-reduce"],
+    "ring_all_gather": ["an all-reduce of tensors that are zero but for one chunk"],
+    "ring_all_reduce": ["the naive algorithm", "a tree"],
+    "tree_all_reduce": ["the naive algorithm", "a ring"],
+}
+
+
+@pytest.mark.parametrize("name", NEAR_MISSES)
+def test_another_algorithm_earns_less_than_a_near_miss_of_the_right_one(name):
+    subject = exercise.find(f"collectives.{name}")
+    probes = exercise.make_probes(subject, Random(exercise.PUBLIC_SEED), (getattr(reference, name),))
+    named = {answer.name: answer.answers(reference) for answer in answers.named_answers(subject)}
+
+    def earned(answer):
+        recorded = [exercise.record(subject, probe.challenge, named[answer]) for probe in probes]
+        return exercise.judge(subject, probes, recorded).fraction
+
+    others = [earned(answer) for answer in OTHER_ALGORITHMS[name]]
+    assert max(others) < min(0.45, *(earned(answer) for answer in NEAR_MISSES[name]))
 
 
 def compare(n):

@@ -39,6 +39,13 @@ def test_the_picture_has_a_cell_for_each_chunk_and_a_bar_for_each_rank():
     assert [bar.get_width() for bar in bars.patches] == [12, 12, 12, 12]
 
 
+@pytest.mark.parametrize("hop", range(7))
+def test_elements_are_counted_in_whole_numbers(hop):
+    state = rings.watch(reference.ring_all_reduce, 4, 2)[hop]
+    bars = rings.picture(state).axes[1]
+    assert all(tick == int(tick) for tick in bars.get_xticks())
+
+
 def test_the_text_twin_has_the_same_figures():
     head, _, first, *rest = rings.picture_text(rings.watch(reference.ring_all_reduce, 4, 16)[3]).splitlines()
     assert head.startswith("| after hop 3 | chunk 0 |")

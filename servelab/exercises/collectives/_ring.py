@@ -1,7 +1,7 @@
 """What the checks of the three ring exercises share: the runs, and what a ring sends to whom and how fast."""
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -10,18 +10,18 @@ from servelab.exercise import Case, CaseSpec
 from servelab.exercises.collectives import _ranks as ranks
 from servelab.plain import decode_array, type_name
 
-ELEMENTS, RING, AT_ONCE = "sends no more than it must", "talks to its neighbours only", "all links work at once"
+ELEMENTS, RING, AT_ONCE = "sends exactly what it must", "talks to its neighbours only", "all links work at once"
 STRIDED = "no strided tensor comes back unchanged"
 REFUSALS = (RuntimeError, ValueError, TypeError)
-BASIC = (CaseSpec(ranks.RUNS, hint=1, alone=False), CaseSpec(ranks.OWN_MESSAGES, hint=1, alone=False))
+BASIC = (CaseSpec(ranks.RUNS, hint=1, alone=False), CaseSpec(ranks.OWN_MESSAGES, hint=1))
 GENERAL = (
     CaseSpec(ranks.ANY, hint=2, weight=2),
     CaseSpec(ranks.ALONE, hint=2, alone=False),
     CaseSpec(ranks.UNEVEN, hint=3, weight=2),
-    CaseSpec(ELEMENTS, hint=2, weight=3),
-    CaseSpec(RING, hint=1, alone=False),
-    CaseSpec(AT_ONCE, hint=1, alone=False),
-    CaseSpec(ranks.GROUP, hint=3, weight=2),
+    CaseSpec(ELEMENTS, hint=2, weight=5),
+    CaseSpec(RING, hint=1, weight=3),
+    CaseSpec(AT_ONCE, hint=1),
+    CaseSpec(ranks.GROUP, hint=3, weight=3),
     CaseSpec(ranks.SHAPES, hint=3),
     CaseSpec(STRIDED, hint=3, alone=False),
 )
@@ -98,39 +98,65 @@ def cuts(challenge: dict) -> list[slice]:
     return [slice(sum(sizes[:index]), sum(sizes[: index + 1])) for index in range(len(sizes))]
 
 
-def judge(
-    challenge: dict, transcript: dict, rounds: int, allowed: Callable[[int, list[int]], Collection[int]]
-) -> list[Case]:
-    """The traffic of a ring that goes round ``rounds`` times, less one hop each.
+def judge(challenge: dict, transcript: dict, values: Case, rounds: int, hint: int) -> list[Case]:
+    """The values and the traffic of a ring that goes round ``rounds`` times, less one hop each.
 
-    ``allowed(r, sizes)`` are the numbers of elements that rank r of a group may send, given the sizes of the chunks.
-    Where neighbours are passed over, the hint about them is the one to open.
+    ``hint`` is about what is sent. Where neighbours are passed over, the hint about them is the one to open.
     """
     hops = rounds * (max(map(len, ranks.groups_of(challenge))) - 1)
     own = ranks.own_messages(challenge, transcript)
     if not own.passed:
-        return [own]
-    elements = _elements(challenge, transcript, rounds, allowed)
+        return [values, own]
+    elements = _elements(challenge, transcript, rounds)
     beside = ranks.neighbours(RING, challenge, transcript, both_ways=rounds > 1)
+    if not beside.passed:
+        elements = replace(elements, hint=1)
+    why = f"{ranks.count(hops, 'hop')}; in each, every rank sends and receives"
+    fast = ranks.rounds(AT_ONCE, transcript, hops, why)
     return [
+        ranks.counted(values, elements, hint),
         own,
-        elements if beside.passed else replace(elements, hint=1),
-        beside,
-        ranks.rounds(AT_ONCE, transcript, hops, f"{ranks.count(hops, 'hop')}; in each, every rank sends and receives"),
+        elements,
+        _busy(RING, challenge, transcript, lambda p: 1) if beside.passed else beside,
+        _busy(AT_ONCE, challenge, transcript, lambda p: p - 1) if fast.passed else fast,
     ]
 
 
-def _elements(challenge: dict, transcript: dict, rounds: int, allowed: Callable) -> Case:
-    """What each rank sends, then that all send together what they must: other sizes of chunks can hide in ranges."""
+def _busy(case: str, challenge: dict, transcript: dict, least: Callable[[int], int]) -> Case:
+    """Whether one way round, each link of a ring of p carried ``least(p)`` messages, if no chunk is empty."""
+    for group in ranks.groups_of(challenge):
+        p = len(group)
+        if p == 1 or challenge["n"] < p:
+            continue
+        ways = {way: [_carried(group, index, way, transcript) for index in range(p)] for way in (1, -1)}
+        way = max(ways, key=lambda way: min(ways[way]))
+        carried = min(ways[way])
+        if carried < least(p):
+            index = ways[way].index(carried)
+            link = f"rank {group[index]} sent {ranks.count(carried, 'message')} to rank {group[(index + way) % p]}"
+            return Case(case, False, f"{link}, the next one on the ring; expected at least {least(p)}")
+    return Case(case, True)
+
+
+def _carried(group: list[int], index: int, way: int, transcript: dict) -> int:
+    """The messages of a rank to the one that is ``way`` places on."""
+    return sum(peer == group[(index + way) % len(group)] for peer, _ in transcript["sent"][group[index]])
+
+
+def _elements(challenge: dict, transcript: dict, rounds: int) -> Case:
+    """What each rank sends, and all together: each time round everything but one chunk.
+
+    Which chunk that is decides what the ranks hold in the end, and is judged by the values.
+    """
     n = challenge["n"]
     for group in ranks.groups_of(challenge):
         p = len(group)
         sizes = ranks.chunk_sizes(n, p)
+        least, most = (rounds * (n - size) for size in (max(sizes), min(sizes)))
         sent = [ranks.total(transcript["sent"][rank]) for rank in group]
-        for index, (rank, elements) in enumerate(zip(group, sent, strict=True)):
-            fine = sorted(allowed(index, sizes))
-            if elements not in fine:
-                want = str(fine[0]) if len(fine) == 1 else f"{fine[0]} to {fine[-1]}"
+        for rank, elements in zip(group, sent, strict=True):
+            if not least <= elements <= most:
+                want = str(least) if least == most else f"{least} to {most}"
                 return Case(ELEMENTS, False, f"rank {rank} sent {ranks.count(elements, 'element')}, expected {want}")
         if sum(sent) != rounds * (p - 1) * n:
             message = (

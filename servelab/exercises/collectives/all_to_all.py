@@ -10,7 +10,7 @@ ANSWERS = ("all_to_all",)
 PARTS, KEEPS, ONCE = "part j of rank i becomes part i of rank j", "leaves its inputs alone", "sends each part once"
 CASES = (
     CaseSpec(ranks.RUNS, hint=2, alone=False),
-    CaseSpec(ranks.OWN_MESSAGES, hint=1, alone=False),
+    CaseSpec(ranks.OWN_MESSAGES, hint=1),
     CaseSpec(PARTS, hint=1, weight=3),
     CaseSpec(ranks.ANY, hint=2, weight=2),
     CaseSpec(ranks.ALONE, hint=1),
@@ -39,8 +39,7 @@ def challenges(rng: Random) -> list[dict]:
 
 
 def _challenge(case: str, splits: list, world: int | None = None, groups: list | None = None) -> dict:
-    needed = any(part for i, row in enumerate(splits) for j, part in enumerate(row) if i != j)
-    return ranks.challenge(case, world or len(splits), 0, splits=splits, groups=groups, messages=needed)
+    return ranks.challenge(case, world or len(splits), 0, splits=splits, groups=groups)
 
 
 def _body(challenge, group, rank, all_to_all):

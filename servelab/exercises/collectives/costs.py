@@ -30,16 +30,17 @@ def challenges(rng: Random) -> list[dict]:
         (RING, "ring_cost", 1.0, 0.5, 4, 4),
         (RING, "ring_cost", 1.0, 0.5, 5, 4),
         (TREE, "tree_cost", 1.0, 0.5, 4, 4),
+        *((ODD, name, 1.0, 0.5, 6, p) for p in (3, 6) for name in COSTS),
+        *((ALONE, name, 1.0, 0.5, 4, 1) for name in COSTS),
         (NAIVE, "naive_cost", alpha, beta, 1 << 20, 2),
         (RING, "ring_cost", 5e-6, 1 / 450e9, 134_217_728, 8),
         (RING, "ring_cost", alpha, beta, 16_384, 2),
         (TREE, "tree_cost", alpha, beta, 16_384, 8),
         (TREE, "tree_cost", alpha, beta, 1 << 20, 2),
-        *((ODD, name, alpha, beta, 1000, p) for name in COSTS for p in (3, 5, 6, 7, 9)),
-        *((ALONE, name, alpha, beta, 1000, 1) for name in COSTS),
+        *((ODD, name, alpha, beta, 1000, p) for name in COSTS for p in (5, 7, 9)),
     ]
     crossings = [(CROSS, 1.0, 0.5, 4), *((CROSS, alpha, beta, p) for p in (5, 7, 8, 64))]
-    crossings += [(NEVER, alpha, beta, p) for p in (2, 3)]
+    crossings += [(NEVER, 1.0, 0.5, p) for p in (2, 3)] + [(NEVER, alpha, beta, 3)]
     made = [{"case": case, "call": name, "arguments": rest} for case, name, *rest in costs]
     return made + [{"case": case, "call": "crossover", "arguments": rest} for case, *rest in crossings]
 

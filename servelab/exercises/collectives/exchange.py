@@ -11,10 +11,10 @@ ARRIVES, KEEPS, ITSELF = "receives what the other rank sent", "leaves outgoing a
 AT_ONCE = "sends and receives at the same time"
 CASES = (
     CaseSpec(ranks.RUNS, hint=1, weight=2, alone=False),
-    CaseSpec(ranks.OWN_MESSAGES, hint=1, alone=False),
+    CaseSpec(ranks.OWN_MESSAGES, hint=1),
     CaseSpec(ARRIVES, hint=2, weight=2),
     CaseSpec(KEEPS, hint=2, alone=False),
-    CaseSpec(AT_ONCE, hint=1, weight=2, alone=False),
+    CaseSpec(AT_ONCE, hint=1, weight=2),
     CaseSpec(ITSELF, hint=2),
     CaseSpec(ranks.GROUP, hint=3, weight=2),
 )

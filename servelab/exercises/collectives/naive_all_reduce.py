@@ -1,4 +1,4 @@
-"""Check of `naive_all_reduce`: values, and that all goes through the first rank of the group, once each way."""
+"""Check of `naive_all_reduce`: values, and that all goes to the first rank and comes back from it, once."""
 
 from random import Random
 
@@ -7,14 +7,15 @@ from servelab.exercises.collectives import _ranks as ranks
 from servelab.plain import plain
 
 ANSWERS = ("naive_all_reduce",)
-SUMS, ROOT = "every rank holds the sum", "all goes through the first rank"
+SUMS, TO, BACK = "every rank holds the sum", "all goes to the first rank", "the sum comes back from it"
 CASES = (
     CaseSpec(ranks.RUNS, hint=1, alone=False),
-    CaseSpec(ranks.OWN_MESSAGES, hint=1, alone=False),
-    CaseSpec(SUMS, hint=1, weight=3),
-    CaseSpec(ranks.ANY, hint=2),
+    CaseSpec(ranks.OWN_MESSAGES, hint=1),
+    CaseSpec(SUMS, hint=1, weight=2),
+    CaseSpec(ranks.ANY, hint=2, weight=2),
     CaseSpec(ranks.ALONE, hint=2, alone=False),
-    CaseSpec(ROOT, hint=2, weight=2),
+    CaseSpec(TO, hint=1, weight=3),
+    CaseSpec(BACK, hint=2, weight=2),
     CaseSpec(ranks.GROUP, hint=3, weight=2),
     CaseSpec(ranks.SHAPES, hint=2),
 )
@@ -30,9 +31,9 @@ def challenges(rng: Random) -> list[dict]:
         ranks.challenge(SUMS, 4, rng.randint(5, 9), k),
         ranks.challenge(ranks.ANY, 5, rng.randint(1, 4), k),
         ranks.challenge(ranks.GROUP, 4, 3, k, groups=[[1, 2, 3]]),
-        ranks.challenge(ranks.GROUP, 5, 3, k, groups=[[0, 2, 4], [1, 3]]),
+        ranks.challenge(ranks.GROUP, 6, 3, k, groups=[[0, 2, 3, 5], [1, 4]]),
         ranks.challenge(ranks.SHAPES, 2, 1, k, shape=[]),
-        ranks.challenge(ranks.SHAPES, 3, 6, k, shape=[2, 3]),
+        ranks.challenge(ranks.SHAPES, 4, 6, k, shape=[2, 3]),
     ]
 
 
@@ -55,22 +56,25 @@ def judge(challenge: dict, transcript: dict, expected: dict) -> list[Case]:
             ranks.same_values(challenge["case"], transcript, expected),
             ranks.own_messages(challenge, transcript),
         )
-        return [values, own, _through_root(challenge, transcript)] if own.passed else [values, own]
+        if not own.passed:
+            return [values, own]
+        to, back = (_through_root(name, challenge, transcript) for name in (TO, BACK))
+        return [ranks.counted(values, back if to.passed else to, 2), own, to, back]
 
     return ranks.judged(challenge, transcript, rules, buffer=2)
 
 
-def _through_root(challenge: dict, transcript: dict) -> Case:
+def _through_root(case: str, challenge: dict, transcript: dict) -> Case:
+    """Whether one way every rank but the first sends, or receives, its n elements once, and the first one all."""
     for group in ranks.groups_of(challenge):
         for rank in group:
-            others = [other for other in group if other != rank] if rank == group[0] else [group[0]]
-            want = [[other, challenge["n"]] for other in others]
-            for kind in ("sent", "received"):
-                got = sorted(transcript[kind][rank])
-                if got != want:
-                    message = f"rank {rank}: expected {_shown(want)} {kind}, got {_shown(got)}"
-                    return Case(ROOT, False, message)
-    return Case(ROOT, True)
+            first = rank == group[0]
+            want = [[other, challenge["n"]] for other in (group[1:] if first else group[:1])]
+            kind = "sent" if first == (case == BACK) else "received"
+            got = sorted(transcript[kind][rank])
+            if got != want:
+                return Case(case, False, f"rank {rank}: expected {_shown(want)} {kind}, got {_shown(got)}")
+    return Case(case, True)
 
 
 def _shown(messages: list) -> str:

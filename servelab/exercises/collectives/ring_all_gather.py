@@ -9,7 +9,7 @@ from servelab.plain import decode_array, plain
 
 ANSWERS = ("ring_all_gather",)
 GATHERS = "every rank holds all chunks"
-CASES = (*ring.BASIC, CaseSpec(GATHERS, hint=2, weight=3), *ring.GENERAL)
+CASES = (*ring.BASIC, CaseSpec(GATHERS, hint=2, weight=2), *ring.GENERAL)
 
 
 def challenges(rng: Random) -> list[dict]:
@@ -38,7 +38,8 @@ def judge(challenge: dict, transcript: dict, expected: dict) -> list[Case]:
         return [ring.strided(transcript, "tensor", lambda _: gathered)]
 
     def rules() -> list[Case]:
-        return [_gathered(challenge, transcript, expected), *ring.judge(challenge, transcript, 1, _allowed)]
+        values = _gathered(challenge, transcript, expected)
+        return ring.judge(challenge, transcript, values, 1, hint=2)
 
     return ranks.judged(challenge, transcript, rules, buffer=3)
 
@@ -50,15 +51,23 @@ def _gathered(challenge: dict, transcript: dict, expected: dict) -> Case:
         return case
     for rank, (got, want) in enumerate(zip(transcript["values"], expected["values"], strict=True)):
         held, wanted = (decode_array(each["tensor"]).reshape(-1).tolist() for each in (got, want))
-        missing = [index for index, cut in enumerate(ring.cuts(challenge)) if held[cut] != wanted[cut]]
-        if missing:
-            message = f"{case.message}; chunk {missing[0]} on rank {rank} is not that of rank {missing[0]}"
-            return Case(case.name, False, message)
+        before = [ranks.element(challenge, rank, index) for index in range(challenge["n"])]
+        for chunk, cut in enumerate(ring.cuts(challenge)):
+            if held[cut] != wanted[cut]:
+                told, hint = _instead(held[cut], wanted[cut], before[cut])
+                told = f"chunk {chunk} on rank {rank} is not that of rank {chunk}{told}"
+                told = f"rank {rank} has lost its own chunk" if chunk == rank else told
+                return Case(case.name, False, f"{case.message}; {told}", hint)
     return case
 
 
-def _allowed(r: int, sizes: list[int]) -> set[int]:
-    return {sum(sizes) - sizes[(r + way) % len(sizes)] for way in (-1, 1)}
+def _instead(held: list[float], wanted: list[float], before: list[float]) -> tuple[str, int | None]:
+    """What a chunk holds that is not what it should be, in words, and the hint about that."""
+    if held == before:
+        return "; it is what it was before: did it arrive in a buffer?", 1
+    if held == [a + b for a, b in zip(wanted, before, strict=True)]:
+        return ", but that and what it was before, added up", 1
+    return "", None
 
 
 def show(challenge: dict) -> str:

@@ -13,7 +13,7 @@ ANSWERS = ("ring_reduce_scatter",)
 SUMS, RETURNS = "rank r holds the sum of chunk r", "returns a view of its chunk"
 CASES = (
     *ring.BASIC,
-    CaseSpec(SUMS, hint=2, weight=3),
+    CaseSpec(SUMS, hint=2, weight=2),
     CaseSpec(RETURNS, hint=3),
     *(replace(spec, hint=1 if spec.name == ring.ELEMENTS else spec.hint) for spec in ring.GENERAL),
 )
@@ -62,9 +62,9 @@ def judge(challenge: dict, transcript: dict, expected: dict) -> list[Case]:
     returns = RETURNS if challenge["case"] == SUMS else challenge["case"]
 
     def rules() -> list[Case]:
+        values = _sums(challenge, transcript, expected)
         return [
-            _sums(challenge, transcript, expected),
-            *ring.judge(challenge, transcript, 1, lambda r, sizes: {sum(sizes) - sizes[r]}),
+            *ring.judge(challenge, transcript, values, 1, hint=1),
             ranks.same_values(returns, transcript, expected, "returned"),
             _view(returns, transcript, expected),
         ]

@@ -10,14 +10,14 @@ from servelab.ranks import Link
 ANSWERS = ("tree_all_reduce",)
 SUMS, ROUNDS, LOAD = "every rank holds the sum", "few rounds", "no rank is overloaded"
 CASES = (
-    CaseSpec(ranks.RUNS, hint=2, alone=False),
-    CaseSpec(ranks.OWN_MESSAGES, hint=1, alone=False),
-    CaseSpec(SUMS, hint=1, weight=3),
+    CaseSpec(ranks.RUNS, hint=1, alone=False),
+    CaseSpec(ranks.OWN_MESSAGES, hint=1),
+    CaseSpec(SUMS, hint=1, weight=2),
     CaseSpec(ranks.ANY, hint=3, weight=3),
     CaseSpec(ranks.ALONE, hint=3, alone=False),
-    CaseSpec(ROUNDS, hint=1, weight=5, alone=False),
-    CaseSpec(LOAD, hint=1, weight=3, alone=False),
-    CaseSpec(ranks.GROUP, hint=2, weight=2),
+    CaseSpec(ROUNDS, hint=1, weight=4),
+    CaseSpec(LOAD, hint=1, weight=2),
+    CaseSpec(ranks.GROUP, hint=1, weight=3),
     CaseSpec(ranks.SHAPES, hint=1),
 )
 
@@ -27,7 +27,7 @@ def challenges(rng: Random) -> list[dict]:
     k = rng.randrange(9)
     powers = [ranks.challenge(SUMS, p, rng.randint(2, 5), k) for p in (2, 4, 8)]
     others = [ranks.challenge(ranks.ANY, p, rng.randint(2, 5), k) for p in (3, 5, 6, 7, rng.randint(13, 15))]
-    groups = [(4, [[1, 2, 3]]), (5, [[0, 2, 4], [1, 3]])]
+    groups = [(4, [[1, 2, 3]]), (6, [[0, 2, 3, 5], [1, 4]])]
     return [
         powers[0],
         ranks.challenge(ranks.ALONE, 1, 3, k),
@@ -35,7 +35,7 @@ def challenges(rng: Random) -> list[dict]:
         *others,
         *(ranks.challenge(ranks.GROUP, world, 3, k, groups=made) for world, made in groups),
         ranks.challenge(ranks.SHAPES, 2, 1, k, shape=[]),
-        ranks.challenge(ranks.SHAPES, 3, 6, k, shape=[2, 3]),
+        ranks.challenge(ranks.SHAPES, 4, 6, k, shape=[2, 3]),
     ]
 
 
@@ -53,14 +53,13 @@ def drive(challenge: dict, tree_all_reduce) -> dict:
 def judge(challenge: dict, transcript: dict, expected: dict) -> list[Case]:
     """Values are determined; rounds and load only bounded, so that recursive doubling passes as a tree does."""
     levels = (max(map(len, ranks.groups_of(challenge))) - 1).bit_length()
-    why = f"{levels} up and {levels} down, at most"
 
     def rules() -> list[Case]:
         values, own = _sums(challenge["case"], transcript, expected), ranks.own_messages(challenge, transcript)
         if not own.passed:
             return [values, own]
-        fast = ranks.rounds(ROUNDS, transcript, 2 * levels, why)
-        return [values, own, fast, _load(challenge, transcript, levels)]
+        fast = _rounds(transcript, levels)
+        return [ranks.counted(values, fast, 1), own, fast, _load(challenge, transcript, levels)]
 
     return ranks.judged(challenge, transcript, rules)
 
@@ -71,6 +70,26 @@ def _sums(case: str, transcript: dict, expected: dict) -> Case:
     got, want = ({"values": each["values"][:1]} for each in (transcript, expected))
     at_root = ranks.same_values(case, got, want)
     return Case(case, found.passed, found.message, 2 if case == SUMS and at_root.passed else None)
+
+
+def _rounds(transcript: dict, levels: int) -> Case:
+    """Whether the time allows for no more rounds, nobody sends oftener, and there are messages enough for a sum.
+
+    A rank sends one message a round at most: many small ones take little time on these links. And in every all-reduce
+    over 2 to 16 ranks some rank sends and receives as many messages together as there are levels.
+    """
+    found = ranks.rounds(ROUNDS, transcript, 2 * levels, f"{levels} up and {levels} down, at most")
+    if not found.passed:
+        return found
+    for rank, messages in enumerate(transcript["sent"]):
+        if len(messages) > 2 * levels:
+            message = f"rank {rank} sent {len(messages)} messages; expected at most {2 * levels}, one a round"
+            return Case(ROUNDS, False, message)
+    busiest = max(len(sent) + len(got) for sent, got in zip(transcript["sent"], transcript["received"], strict=True))
+    if busiest < levels:
+        message = f"no rank sent and received more than {ranks.count(busiest, 'message')}: no sum comes of that"
+        return Case(ROUNDS, False, message)
+    return found
 
 
 def _load(challenge: dict, transcript: dict, levels: int) -> Case:

@@ -136,7 +136,7 @@ def root_sends(reference):
     return naive_all_reduce
 
 
-@wrong("everybody to everybody", case="all goes through the first rank")
+@wrong("everybody to everybody", case="all goes to the first rank")
 def everybody(reference):
     def naive_all_reduce(tensor, group=None):
         rank, p = peers(group)
@@ -228,3 +228,27 @@ def ready_in_two(reference):
         dist.broadcast(tensor, group=group, group_src=0)
 
     return naive_all_reduce
+
+
+@wrong("the sum passed on from rank to rank", case="the sum comes back from it")
+def passed_on(reference):
+    def naive_all_reduce(tensor, group=None):
+        rank, p = peers(group)
+        if rank:
+            dist.send(tensor, group=group, group_dst=0)
+            dist.recv(tensor, group=group, group_src=rank - 1)
+        else:
+            parts = [torch.empty_like(tensor) for _ in range(1, p)]
+            for other, part in enumerate(parts, start=1):
+                dist.recv(part, group=group, group_src=other)
+            for part in parts:
+                tensor += part
+        if rank + 1 < p:
+            dist.send(tensor, group=group, group_dst=rank + 1)
+
+    return naive_all_reduce
+
+
+@wrong("a tree", case="all goes to the first rank")
+def tree(reference):
+    return lambda tensor, group=None: reference.tree_all_reduce(tensor, group)

@@ -102,7 +102,7 @@ def hop_too_few(reference):
     return ring_all_gather
 
 
-@wrong("one hop too many", case="sends no more than it must")
+@wrong("one hop too many", case="sends exactly what it must")
 def hop_too_many(reference):
     def ring_all_gather(tensor, group=None):
         p = dist.get_world_size(group)
@@ -111,7 +111,7 @@ def hop_too_many(reference):
     return ring_all_gather
 
 
-@wrong("the whole tensor at each hop", case="sends no more than it must")
+@wrong("the whole tensor at each hop", case="sends exactly what it must")
 def whole(reference):
     def ring_all_gather(tensor, group=None):
         rank, p = place(group)
@@ -221,5 +221,29 @@ def first_dimension(reference):
     def ring_all_gather(tensor, group=None):
         tensor.view(-1)
         walk(reference, tensor.tensor_split(dist.get_world_size(group)), group)
+
+    return ring_all_gather
+
+
+@wrong("an all-reduce of tensors that are zero but for one chunk", case="sends exactly what it must")
+def zero_but_for_one(reference):
+    def ring_all_gather(tensor, group=None):
+        rank, p = place(group)
+        own = tensor.view(-1).tensor_split(p)[rank].clone()
+        tensor.zero_()
+        tensor.view(-1).tensor_split(p)[rank].copy_(own)
+        reference.ring_all_reduce(tensor, group)
+
+    return ring_all_gather
+
+
+@wrong("into a buffer", case="every rank holds all chunks")
+def into_a_buffer(reference):
+    def ring_all_gather(tensor, group=None):
+        rank, p = place(group)
+        chunks = tensor.view(-1).tensor_split(p)
+        for hop in range(p - 1):
+            incoming = torch.empty_like(chunks[(rank - hop - 1) % p])
+            reference.exchange(chunks[(rank - hop) % p], (rank + 1) % p, incoming, (rank - 1) % p, group)
 
     return ring_all_gather

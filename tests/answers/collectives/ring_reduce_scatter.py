@@ -59,7 +59,7 @@ def travelling(reference):
     return ring_reduce_scatter
 
 
-@wrong("the whole tensor at each hop", case="sends no more than it must")
+@wrong("the whole tensor at each hop", case="sends exactly what it must")
 def whole(reference):
     def ring_reduce_scatter(tensor, group=None):
         rank, p = place(group)
@@ -74,7 +74,7 @@ def whole(reference):
     return ring_reduce_scatter
 
 
-@wrong("chunks padded to equal sizes", case="sends no more than it must")
+@wrong("chunks padded to equal sizes", case="sends exactly what it must")
 def padded(reference):
     def ring_reduce_scatter(tensor, group=None):
         rank, p = place(group)
@@ -324,3 +324,24 @@ def flat_only(reference):
 @wrong("a clone of its chunk returned", case="returns a view of its chunk")
 def clone_returned(reference):
     return lambda tensor, group=None: reference.ring_reduce_scatter(tensor, group).clone()
+
+
+@wrong("a whole all-reduce", case="sends exactly what it must")
+def all_reduced(reference):
+    def ring_reduce_scatter(tensor, group=None):
+        reference.ring_all_reduce(tensor, group)
+        rank, p = place(group)
+        return tensor.view(-1).tensor_split(p)[rank]
+
+    return ring_reduce_scatter
+
+
+@wrong("one shift of the whole tensor", case="all links work at once")
+def one_shift(reference):
+    def ring_reduce_scatter(tensor, group=None):
+        rank, p = place(group)
+        incoming = torch.empty_like(tensor)
+        reference.exchange(tensor, (rank + 1) % p, incoming, (rank - 1) % p, group)
+        return tensor.view(-1).tensor_split(p)[rank]
+
+    return ring_reduce_scatter

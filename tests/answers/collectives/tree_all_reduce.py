@@ -62,6 +62,41 @@ def halving(reference):
     return tree_all_reduce
 
 
+def scatter(reference, tensor, rank, span, group):
+    """Recursive halving, then doubling, among ``span`` ranks: of what two hold together each sums one half."""
+    if span == 1:
+        return
+    bit = span // 2
+    upper = rank & bit
+    low, high = tensor.tensor_split(2)
+    kept, other = (high, low) if upper else (low, high)
+    incoming = torch.empty_like(kept)
+    reference.exchange(other, rank ^ bit, incoming, rank ^ bit, group)
+    kept += incoming
+    scatter(reference, kept, rank, bit, group)
+    reference.exchange(kept, rank ^ bit, other, rank ^ bit, group)
+
+
+@right("recursive halving and doubling; the ranks beyond a power of two fold in and out")
+def halving_doubling(reference):
+    def tree_all_reduce(tensor, group=None):
+        rank, p = place(group)
+        core = 1 << (p.bit_length() - 1)
+        if rank >= core:
+            dist.send(tensor, group=group, group_dst=rank - core)
+            dist.recv(tensor, group=group, group_src=rank - core)
+            return
+        if rank + core < p:
+            incoming = torch.empty_like(tensor)
+            dist.recv(incoming, group=group, group_src=rank + core)
+            tensor += incoming
+        scatter(reference, tensor.view(-1), rank, core, group)
+        if rank + core < p:
+            dist.send(tensor, group=group, group_dst=rank + core)
+
+    return tree_all_reduce
+
+
 @wrong("the naive algorithm", case="few rounds")
 def naive(reference):
     return lambda tensor, group=None: reference.naive_all_reduce(tensor, group)
@@ -85,6 +120,11 @@ def naive_at_once(reference):
             work.wait()
 
     return tree_all_reduce
+
+
+@wrong("a ring", case="few rounds")
+def ring(reference):
+    return lambda tensor, group=None: reference.ring_all_reduce(tensor, group)
 
 
 @wrong("a chain up and down", case="few rounds")
@@ -257,5 +297,16 @@ def ready_for_others(reference):
     def tree_all_reduce(tensor, group=None):
         p = dist.get_world_size(group)
         (dist.all_reduce if p & (p - 1) else reference.tree_all_reduce)(tensor, group=group)
+
+    return tree_all_reduce
+
+
+@wrong("one shift of the whole tensor", case="few rounds")
+def one_shift(reference):
+    def tree_all_reduce(tensor, group=None):
+        rank, p = place(group)
+        incoming = torch.empty_like(tensor)
+        reference.exchange(tensor, (rank + 1) % p, incoming, (rank - 1) % p, group)
+        tensor += incoming
 
     return tree_all_reduce
