@@ -51,6 +51,7 @@ from torch.nn import functional as F
 
 from servelab.cards import HardwareCard, ModelCard
 from servelab.checking import check
+from servelab.errors import CourseError
 from servelab.llm.model import LLMConfig, Weights, rotate
 from servelab.parts import memory
 from servelab.ranks import Link, SimCluster
@@ -84,7 +85,7 @@ from servelab.ranks.communicator import Communicator
 # %%
 def sum_of_ranks(all_reduce=None) -> Tensor:
     comm = Communicator(all_reduce=all_reduce)
-    return comm.all_reduce(torch.full((6,), 10.0**comm.rank))
+    return comm.all_reduce(torch.full((8,), 10.0**comm.rank))
 
 
 run = SimCluster(4).run(sum_of_ranks)
@@ -93,11 +94,10 @@ for event in run.collectives(0):
     print(event.name, event.elements, "elements, ranks", event.ranks)
 
 # %% [markdown]
-# The same with your ring of unit 05 below: the same event, and the ring's messages beside it. Without unit 05 the cell says
-# what is missing, and torch's all-reduce is used from here on.
+# The same with your ring of unit 05 below: the same event, and the bytes of the ring's messages beside it, 2 x 3/4 x 32 B.
+# Without unit 05 the cell says what is missing, and torch's all-reduce is used from here on.
 
 # %%
-from servelab.errors import CourseError
 from servelab.parts import collectives
 
 try:
@@ -106,7 +106,9 @@ except CourseError as missing:
     ring = None
     print(missing)
 run = SimCluster(4).run(sum_of_ranks, ring)
-print(run.values[0], [event.name for event in run.collectives(0)], run.sent(0), "bytes sent by rank 0")
+print(run.values[0], [event.name for event in run.collectives(0)])
+if ring:
+    print(run.sent(0), "bytes sent by rank 0")
 
 # %% [markdown]
 # ## 1. The conjugate pair f and g
@@ -325,7 +327,7 @@ class ColumnParallelLinear(nn.Module):
     weight : Tensor
         The full weight, [out, in]. The rank's own part is ``self.weight``, [out / size, in].
     bias : Tensor or None
-        The full bias, [out]. The rank's own part is ``self.bias``.
+        The full bias, [out]. The rank's own part is ``self.bias``; None without one.
     copied : bool
         Whether the input has been through `copy_to_ranks` already.
     """
@@ -356,7 +358,7 @@ class RowParallelLinear(nn.Module):
     weight : Tensor
         The full weight, [out, in]. The rank's own part is ``self.weight``, [out, in / size].
     bias : Tensor or None
-        The full bias, [out]: ``self.bias`` is a copy of it, whole on every rank.
+        The full bias, [out]: ``self.bias`` is a copy of it, whole on every rank; None without one.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, comm: Communicator):
@@ -1223,6 +1225,9 @@ check("tensor_parallel.traffic", layer_elements, tp_bytes, boundary_bytes)
 # one after the other: nothing overlaps, since each layer waits for its all-reduce. One all-reduce carries all tokens of the
 # step, in bf16: one for each request that is decoded, and those of the prompt.
 #
+# The floor takes, in this order: the model, the card, `batch`, `context`, `prompt_tokens` and, last, `tp`. In
+# `step_seconds` the link and `tp` come before `batch`.
+#
 # <details><summary>Hint 1: one all-reduce</summary>
 #
 # Write down the formula once, with `link.alpha` and `link.bandwidth`. With t = 1 both terms are 0 by themselves. For
@@ -1231,8 +1236,8 @@ check("tensor_parallel.traffic", layer_elements, tp_bytes, boundary_bytes)
 # </details>
 # <details><summary>Hint 2: a step</summary>
 #
-# Two all-reduces a layer. Their size is what crosses a pipeline boundary: exercise 7 has a function for that. The floor
-# takes `batch`, `context`, `prompt_tokens` and the degree.
+# Two all-reduces a layer. Their size is what crosses a pipeline boundary: exercise 7 has a function for that. Of the
+# floor's arguments only the order is new.
 #
 # </details>
 # <details><summary>Hint 3: the fastest</summary>
@@ -1306,9 +1311,10 @@ check("tensor_parallel.step_time", all_reduce_seconds, bound_by, step_seconds, f
 # scale of its own. The triangle marks the fastest degree. (Not every model fits on few cards; a floor does not know that,
 # unit 01 does.) Move the sliders:
 #
-# - at which latency does TP8 stop paying off for decoding, and does a higher bandwidth bring it back?
-# - what is needed to make TP2 slower than one GPU?
-# - prefill and 32 decodes on a link of 12.5 GB/s: how much slower does each become, and what of 1 decode?
+# - from which latency on does a decode step take longer at TP8 than at TP4, and does a higher bandwidth change that?
+# - from which latency on is decoding at TP2 slower than on one GPU?
+# - take a link of 12.5 instead of 450 GB/s, at 2 us: how many times as long do a prefill, 32 decodes and 1 decode take, each
+#   at TP2 and at TP16?
 
 # %%
 from ipywidgets import Dropdown, IntSlider
@@ -1340,6 +1346,30 @@ explore(
     latency_us=FloatLogSlider(2.0, min=0, max=3, continuous_update=False),
     gb_per_s=FloatLogSlider(450.0, min=0, max=3, step=0.05, continuous_update=False),
 )
+
+# %% [markdown]
+# What your functions say to these questions, for Llama-3.1-70B:
+
+
+# %%
+def on_h100(tp: int, latency_us: float, gb_per_s: float, *step: int) -> float:
+    link = Link(latency_us * 1e-6, gb_per_s * 1e9)
+    return step_seconds(model_card("llama-3.1-70b"), hardware_card("h100-sxm"), link, tp, *step)
+
+
+def slower_from(tp: int, fewer: int, gb_per_s: float, *step: int) -> float:
+    tenths = range(1, 10_000)
+    return next(
+        us / 10 for us in tenths if on_h100(tp, us / 10, gb_per_s, *step) > on_h100(fewer, us / 10, gb_per_s, *step)
+    )
+
+
+for tp, fewer in ((8, 4), (2, 1)):
+    limits = [f"{slower_from(tp, fewer, gb_per_s, 32, 4096)} us at {gb_per_s} GB/s" for gb_per_s in (450, 1000)]
+    print(f"32 decodes, TP{tp} slower than TP{fewer} from", " and ".join(limits))
+for name, step in (("prefill", (0, 0, 8192)), ("32 decodes", (32, 4096)), ("1 decode", (1, 4096))):
+    times = [on_h100(tp, 2, 12.5, *step) / on_h100(tp, 2, 450, *step) for tp in (2, 4, 8, 16)]
+    print(f"{name}: at TP2, 4, 8, 16", ", ".join(f"{ratio:.2f}" for ratio in times), "times as long on 12.5 GB/s")
 
 # %% [markdown]
 # ### Beside measurements
@@ -1534,11 +1564,14 @@ class DecoderLayer(nn.Module):
 
 # %%
 from servelab.llm import thread
+from servelab.parts import collectives
 
 try:
-    thread.tensor_parallel(DecoderLayer, ring)
-except CourseError as missing:
-    print(missing)
+    between = collectives.ring_all_reduce
+except CourseError as absent:
+    between = None
+    print(absent)
+thread.tensor_parallel(DecoderLayer, between)
 
 # %% nbgrader={"grade_id": "token-exact-check", "grade": true, "locked": true, "points": 5}
 check("tensor_parallel.token_exact", DecoderLayer)

@@ -6,6 +6,7 @@ Everything runs in float64, so that no near-tie between two tokens decides.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from math import prod
 from operator import index
 from types import SimpleNamespace
 
@@ -27,6 +28,16 @@ Answers = dict[str, list[int]]
 def tiny_model() -> LLM:
     """The tiny model in float64."""
     return LLM(*load(dtype=torch.float64))
+
+
+def untrained_model(**dimensions) -> LLM:
+    """A model of these dimensions (`LLMConfig`) in float64, whose weights are sines: it says nothing, but computes."""
+    config = LLMConfig(**dimensions)
+    weights = {
+        name: (0.7 * torch.arange(prod(shape), dtype=torch.float64) + number).sin().view(shape)
+        for number, (name, shape) in enumerate(config.shapes().items())
+    }
+    return LLM(config, weights)
 
 
 def tiny_prompts(number: int = 4) -> dict[str, list[int]]:

@@ -49,7 +49,7 @@ def step_bars(times: Mapping[str, Mapping[int, Step]]) -> Figure:
 
 def step_text(times: Mapping[str, Mapping[int, Step]]) -> str:
     """The figures of `step_bars` as a Markdown table, the fastest in bold: its text twin."""
-    lines = ["| | degree | compute ms | communication ms | step ms |", "|---|---|---|---|---|"]
+    lines = ["| | degree | floor ms | communication ms | step ms |", "|---|---|---|---|---|"]
     for kind, by_degree in times.items():
         best = min(by_degree, key=lambda degree: (by_degree[degree].total, degree))
         for degree, step in by_degree.items():

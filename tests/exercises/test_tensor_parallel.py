@@ -34,8 +34,9 @@ def layered(name: str, seed: int) -> list:
     """The probes in which a layer ran that has a dense counterpart."""
     found = [probe for probe in probes_of(name, seed) if "ranks" in probe.challenge]
     special = {"misuse", "groups"}
-    pairs = ("gather", "scatter", "copied")
-    return [p for p in found if not special & set(p.challenge) and p.challenge.get("kind") not in pairs]
+    alone = ("gather", "scatter", "copied", "shard")
+    found = [p for p in found if not special & set(p.challenge) and p.challenge.get("kind") not in alone]
+    return [p for p in found if p.challenge.get("finish")] or found  # gradients are whole only then
 
 
 def tensors(challenge: dict) -> dict:
@@ -183,11 +184,13 @@ def test_a_run_that_breaks_off_names_rank_and_reason():
         assert not case.passed and all(word in case.message for word in words), case.message
 
 
-def first_failure(name: str, *answers) -> exercise.CaseVerdict:
+def verdict_of(name: str, *answers) -> exercise.Verdict:
     subject, probes = exercise.find(f"tensor_parallel.{name}"), probes_of(name, PUBLIC_SEED)
-    return exercise.judge(
-        subject, probes, [record(subject, probe.challenge, answers) for probe in probes]
-    ).first_failure
+    return exercise.judge(subject, probes, [record(subject, probe.challenge, answers) for probe in probes])
+
+
+def first_failure(name: str, *answers) -> exercise.CaseVerdict:
+    return verdict_of(name, *answers).first_failure
 
 
 def test_a_missing_return_and_a_call_inside_the_graph_are_named():
@@ -261,7 +264,7 @@ def test_a_wrong_decoder_layer_is_sent_to_the_half_and_the_hint_that_it_is_about
     assert (twice.spec.name, twice.hint) == ("two all-reduces a layer", 3)
 
 
-@pytest.mark.parametrize("number", range(7))
+@pytest.mark.parametrize("number", range(9))
 def test_what_is_shown_of_the_decoder_layer_can_be_pasted(number, capsys):
     probe = probes_of("token_exact", PUBLIC_SEED)[number]
     space = dict(vars(reference)) | {"SimCluster": SimCluster}
@@ -285,7 +288,7 @@ def test_a_view_is_called_one():
         return full.chunk(comm.size, dim)[comm.rank]
 
     message = first_failure("linear_layers", view, reference.ColumnParallelLinear, reference.RowParallelLinear).message
-    assert "the whole weight, by the view that shard returns" in message
+    assert "all of it: a view" in message
     message = first_failure("linear_layers", reference.shard, Column, reference.RowParallelLinear).message
     assert "12 elements for the 6 of weight: is it a view?" in message
 
@@ -314,15 +317,95 @@ def test_an_unfinished_earlier_unit_is_named_and_no_hint_given():
 
 
 @pytest.mark.parametrize("name", ["conjugate_pair", *ON_RANKS])
-def test_what_is_shown_can_be_pasted_and_gives_what_the_check_saw(name):
+def test_what_is_shown_can_be_pasted_and_gives_what_the_check_saw(name, capsys):
     for probe in probes_of(name, PUBLIC_SEED):
         if probe.challenge.get("misuse") or "ranks" not in probe.challenge:
             continue
-        space = dict(vars(reference)) | {"SimCluster": SimCluster, "split": split}
+        space = dict(vars(reference)) | {"SimCluster": SimCluster}
         exec(exercise.find(f"tensor_parallel.{name}").show(probe.challenge), space)
-        results = made(probe, "loss" if "labels" in probe.challenge else "result")
-        for (y, *_), result in zip(space["run"].values, results, strict=True):
-            assert_close(y, result, 1e-12)
+        printed = capsys.readouterr().out
+        for rank, shown in enumerate(space["run"].values):
+            assert any(what in shown for what in ("result", "loss", "shard")) and f"rank {rank}, sent: [" in printed
+            for what, value in shown.items():
+                assert f"rank {rank}, {what}: " in printed
+                if torch.is_tensor(value):
+                    assert_close(value, made(probe, what)[rank], 1e-12)
+
+
+def test_what_the_docstring_demands_is_missed_by_name():
+    class Fused(torch.nn.Module):
+        def __init__(self, gate, up, down, comm):
+            super().__init__()
+            self.comm, self.both = (
+                comm,
+                torch.nn.Parameter(torch.cat([reference.shard(w, 0, comm) for w in (gate, up)])),
+            )
+            self.down = reference.RowParallelLinear(down, None, comm)
+
+        def forward(self, x):
+            gate, up = F.linear(reference.copy_to_ranks(x, self.comm), self.both).chunk(2, -1)
+            return self.down(F.silu(gate) * up)
+
+    verdict = verdict_of("mlp", Fused)
+    failed = {case.spec.name: case.message for case in verdict.cases if not case.passed}
+    assert set(failed) == {"holds its part of three matrices", "gradients of the weights", "within its own group"}
+    assert all("the layer has no `self.gate`: see its docstring" in message for message in failed.values())
+
+
+def test_a_result_of_a_wrong_shape_is_no_error_of_the_check():
+    def along_batch(x, comm):
+        return torch.cat([x] * comm.size)
+
+    verdict = verdict_of("sequence_parallel", along_batch, reference.scatter_tokens, reference.SequenceParallelMLP)
+    messages = {case.spec.name: case.message for case in verdict.cases if not case.passed}
+    assert "expected float64 of shape [1, 8, 1], got float64 of shape [2, 4, 1]" in messages["gathers all tokens"]
+    assert "the result has shape [2, 4, 1] instead of [1, 8, 1]" in messages["gradient of gathered tokens"]
+    assert not any("raised" in message for message in messages.values())
+
+
+def test_gradients_that_g_sums_are_called_t_times_too_large():
+    class Summed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, comm):
+            ctx.comm = comm
+            return comm.all_reduce(x.clone())
+
+        @staticmethod
+        def backward(ctx, grad):
+            return ctx.comm.all_reduce(grad.clone()), None
+
+    message = first_failure("conjugate_pair", reference.copy_to_ranks, Summed.apply).message
+    assert message.endswith("; all of it is 2 times what it should be")
+
+
+def test_an_error_of_several_lines_is_whole_in_the_first():
+    def raises(x, comm):
+        raise RuntimeError("not\n today")
+
+    subject = exercise.find("tensor_parallel.conjugate_pair")
+    challenge = probes_of("conjugate_pair", PUBLIC_SEED)[0].challenge
+    failed = record(subject, challenge, (raises, raises))["transcript"]["failed"]
+    assert failed.partition("\n")[0] == "rank 0 raised RuntimeError: not today"
+
+
+def test_shard_alone_has_a_verdict_of_its_own():
+    verdict = verdict_of(
+        "linear_layers", reference.shard, *map(unwritten, ("ColumnParallelLinear", "RowParallelLinear"))
+    )
+    assert [case.spec.name for case in verdict.cases if case.passed] == ["shard alone: a rank's part, copied"]
+
+
+@pytest.mark.parametrize(("name", "open_cases"), [("attention", 4), ("sequence_parallel", 3)])
+def test_open_finish_gradients_stop_only_what_is_about_them(name, open_cases):
+    subject = exercise.find(f"tensor_parallel.{name}")
+
+    def finish_gradients(self):
+        raise NotImplementedError
+
+    *functions, layer = (getattr(reference, answer) for answer in subject.answers)
+    verdict = verdict_of(name, *functions, type("Layer", (layer,), {"finish_gradients": finish_gradients}))
+    failed = [case for case in verdict.cases if not case.passed]
+    assert len(failed) == open_cases and all("finish_gradients is not written yet" in c.message for c in failed)
 
 
 # -- figures of the text and of facts

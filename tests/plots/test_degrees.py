@@ -33,7 +33,7 @@ def test_the_text_twin_has_a_row_for_each_bar():
     assert [cell.strip() for cell in head.strip("|").split("|")] == [
         "",
         "degree",
-        "compute ms",
+        "floor ms",
         "communication ms",
         "step ms",
     ]

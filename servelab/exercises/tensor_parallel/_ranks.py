@@ -19,6 +19,8 @@ ALPHA, BANDWIDTH = 1e-6, 1e9  # of the simulated links: what comes later has a l
 PHASES = ("forward", "backward", "finish")
 TIMEOUT = 10.0  # seconds for a run that takes milliseconds
 MEMORY, OWN_MEMORY = "kept in memory", "the parameters alone"
+MISSING = "missing"  # in the place of a value: why there is none
+BACKWARD, DONE = "backward pass", "done"
 
 
 def draw(rng: Random, *shape: int, largest: int = 16) -> Any:
@@ -59,10 +61,16 @@ def drive(challenge: dict, body: Callable, *answers: Any) -> dict:
     except (RankInterruptError, RankTimeoutError, NotImplementedError):
         raise
     except RankError as error:
-        return {"failed": text(error)}
+        return {"failed": text(_in_one_line(error))}
     return {
         "ranks": [{"made": plain(made), "calls": _calls(run.of_rank(rank))} for rank, made in enumerate(run.values)]
     }
+
+
+def _in_one_line(error: Any) -> str:
+    """The report of a run, its first line with the whole message of what was raised."""
+    report, message = str(error), "" if error.cause is None else str(error.cause)
+    return report.replace(message, " ".join(message.split()), 1) if "\n" in message else report
 
 
 def _in_group(groups: list[list[int]], body: Callable, challenge: dict, answers: tuple) -> Any:
@@ -108,9 +116,25 @@ def returned(function: str, value: Any) -> Any:
     return value
 
 
-def weight_of(part: Any) -> Any:
-    """The parameter that a layer's attribute is, or has."""
-    return getattr(part, "weight", part)
+def parameter(layer: Any, name: str) -> Any:
+    """The parameter that a layer's attribute is, or has; in words if there is no such attribute."""
+    import torch
+
+    part = getattr(layer, name, None)
+    part = part if isinstance(part, torch.Tensor) else getattr(part, "weight", part)
+    if part is None:
+        return {MISSING: f"the layer has no `self.{name}`: see its docstring"}
+    return part
+
+
+def backward(y: Any, factor: Any) -> str:
+    """Send the gradient ``factor`` back from a result; `DONE`, or why that was not possible."""
+    if y.shape != factor.shape:
+        return f"nothing can be sent backward: the result has shape {list(y.shape)} instead of {list(factor.shape)}"
+    if not y.requires_grad:
+        return "nothing can be sent backward: the result does not belong to autograd's graph"
+    (y * factor).sum().backward()
+    return DONE
 
 
 def same_memory(one: Any, other: Any) -> bool:
@@ -146,20 +170,23 @@ def held(module: Any) -> int:
     return sum(sizes.values())
 
 
-def grads(**parameters: Any) -> dict[str, Any]:
-    """The gradients of parameters, by the names that a message should use."""
-    return {f"gradient of {name}": None if p is None else p.grad for name, p in parameters.items()}
+def grads(went: str, **parameters: Any) -> dict[str, Any]:
+    """How the backward pass ``went``, and the gradients of parameters, by the names that a message should use."""
+    found: dict[str, Any] = {BACKWARD: went}
+    for name, p in parameters.items():
+        grad = getattr(p, "grad", None) if went == DONE else {MISSING: went}
+        found[f"gradient of {name}"] = p if isinstance(p, dict) else grad
+    return found
 
 
 # -- judging
 
 
 def failed(transcript: dict, cases: Iterable[str]) -> list[Case]:
-    """All cases of a run that broke off; the whole report stands with the first."""
+    """All cases of a run that broke off, with its report, which a verdict shows once."""
     report = transcript["failed"]
-    head = report.partition("\n")[0]
-    began = "your code raised" if " raised " in head else "the run broke off"
-    return [Case(name, False, f"{began}: {head if number else report}") for number, name in enumerate(cases)]
+    began = "your code raised" if " raised " in report.partition("\n")[0] else "the run broke off"
+    return [Case(name, False, f"{began}: {report}") for name in cases]
 
 
 def compare(
@@ -184,6 +211,8 @@ def compare(
 
 def differs(got: Any, want: Any, tolerance: float, size: int) -> str:
     """What is wrong with a value; empty if nothing is."""
+    if isinstance(got, dict) and MISSING in got:
+        return str(got[MISSING])[:200] or MISSING
     if not is_array(want):
         return "" if close(got, want) else f"expected {want!r}, got {shown(got)}"
     scale = float(np.abs(decode_array(want)).max(initial=1.0))
@@ -226,10 +255,18 @@ def compare_calls(case: str, got: dict, want: dict, phases: Sequence[str]) -> Ca
     """Compare what the ranks sent in some phases, in any order."""
     for rank, (mine, right) in enumerate(zip(got["ranks"], want["ranks"], strict=True)):
         for phase in phases:
-            sent, wanted = sorted(mine["calls"].get(phase, [])), sorted(right["calls"].get(phase, []))
-            if sent != wanted:
-                return Case(case, False, f"rank {rank}, {phase}: expected {listed(wanted)}, got {listed(sent)}")
+            sent, wanted = mine["calls"].get(phase, []), right["calls"].get(phase, [])
+            if sorted(sent) != sorted(wanted):
+                got_instead = stuck(mine) if phase == "backward" else ""
+                got_instead = got_instead or f"expected {listed(wanted)}, got {listed(sent)}"
+                return Case(case, False, f"rank {rank}, {phase}: {got_instead}")
     return Case(case, True)
+
+
+def stuck(mine: dict) -> str:
+    """Why a rank had no backward pass; empty if it had one."""
+    went = mine["made"].get(BACKWARD)
+    return "" if went == DONE else str(went)[:200]
 
 
 def listed(calls: Sequence[Sequence]) -> str:
@@ -245,8 +282,11 @@ def show(name: str, value: Any) -> str:
     return f"{name} = torch.tensor({value}, dtype=torch.float64)"
 
 
-def script(challenge: dict, lines: Iterable[str]) -> str:
-    """A function that does on each rank what ``lines`` say, with its communicator ``comm``, and the run of it."""
+def script(challenge: dict, lines: Iterable[str], made: Mapping[str, str] | None = None) -> str:
+    """A function that does on each rank what ``lines`` say, with its communicator ``comm``, and the run of it.
+
+    ``made`` are expressions, by the names that messages use; then the script prints their values and what was sent.
+    """
     groups = challenge.get("groups")
     begin = ["comm = Communicator()"]
     if groups:
@@ -255,6 +295,28 @@ def script(challenge: dict, lines: Iterable[str]) -> str:
             f"groups = [dist.new_group(ranks) for ranks in {groups}]",
             f"comm = Communicator(groups[dist.get_rank() in {groups[1]}])",
         ]
-    body = "\n".join(f"    {line}" for line in [*begin, *lines])
+    end = [f"return {{{', '.join(f'{name!r}: {value}' for name, value in made.items())}}}"] if made else []
+    body = "\n".join(f"    {line}" for line in [*begin, *lines, *end])
     size = sum(map(len, groups)) if groups else challenge["ranks"]
-    return f"def on_a_rank():\n{body}\n\nrun = SimCluster({size}).run(on_a_rank)"
+    run = f"def on_a_rank():\n{body}\n\nrun = SimCluster({size}).run(on_a_rank)"
+    return f"{run}\n{PRINTED}" if made else run
+
+
+def script_of_layer(challenge: dict, lines: Iterable[str], names: Sequence[str]) -> str:
+    """The same for lines that made ``layer``, ``x`` and ``y``: with the layer's attributes ``names`` and gradients."""
+    parts = [
+        "held = sum(p.untyped_storage().nbytes() // p.element_size() for p in layer.parameters())",
+        "made = {'result': y.detach(), 'gradient of x': x.grad, 'elements held': held}",
+        f"for name in {tuple(names)}:",
+        "    w = getattr(layer, name)",
+        "    w = getattr(w, 'weight', w)",
+        "    made |= {name: w.detach(), f'gradient of {name}': w.grad}",
+        "return made",
+    ]
+    return f"{script(challenge, [*lines, *parts])}\n{PRINTED}"
+
+
+PRINTED = """for rank, made in enumerate(run.values):
+    for name, value in made.items():
+        print(f"rank {rank}, {name}: {value}")
+    print(f"rank {rank}, sent:", [(e.name, e.elements, e.ranks) for e in run.collectives(rank)])"""

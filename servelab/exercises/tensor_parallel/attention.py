@@ -48,14 +48,15 @@ LAYERS = (
 
 
 def challenges(rng: Random) -> list[dict]:
-    """Heads alone, then layers; then one in two groups at the same time."""
+    """Heads alone; then layers without ``finish_gradients``; then with it, at last in two groups at the same time."""
     heads = [{"heads": [h, kv], "size": t, "case": HEADS} for h, kv, t in PLACED]
     heads += [{"heads": [h, kv], "size": t, "case": REPLICATED} for h, kv, t in CROWDED]
     refused = [{"heads": [h, kv], "size": t, "case": REFUSES} for h, kv, t in IMPOSSIBLE]
     layers = [_layer(rng, *parts) for parts in LAYERS]
     grouped = [_layer(rng, 2, 4, 1, 2, 3) | {"groups": [[0, 2], [1, 3]]}]
     grouped += [_layer(rng, 2, 4, 2, 2, 3) | {"groups": [[0, 1], [2, 3]]}]
-    return [*heads, *layers, *grouped, *refused]
+    finished = [layer | {"finish": True} for layer in [*layers, *grouped]]
+    return [*heads, *layers, *finished, *refused]
 
 
 def _layer(rng: Random, size: int, heads: int, kv_heads: int, head_dim: int, hidden: int) -> dict:
@@ -100,12 +101,13 @@ def _work(challenge: dict, comm: Any, attention: type) -> dict:
     y = ranks.returned("forward", layer(x))
     value = y.detach().clone()
     ranks.mark("backward")
-    (y * ranks.tensor(challenge["factor"])).sum().backward()
-    ranks.mark("finish")
-    layer.finish_gradients()
-    weights = {name: ranks.weight_of(getattr(layer, name)) for name in MATRICES}
-    made = {"result": value, "gradient of x": x.grad, ranks.MEMORY: kept, "elements held": ranks.held(layer)}
-    return made | weights | ranks.grads(**weights)
+    went = ranks.backward(y, ranks.tensor(challenge["factor"]))
+    if challenge.get("finish") and went == ranks.DONE:
+        ranks.mark("finish")
+        layer.finish_gradients()
+    weights = {name: ranks.parameter(layer, name) for name in MATRICES}
+    made = {"result": value, ranks.MEMORY: kept, "elements held": ranks.held(layer)}
+    return made | weights | ranks.grads(went, x=x, **weights)
 
 
 def judge(challenge: dict, transcript: dict, expected: dict) -> list[Case]:
@@ -114,12 +116,15 @@ def judge(challenge: dict, transcript: dict, expected: dict) -> list[Case]:
         return [_judge_heads(challenge, transcript, expected)]
     own, copied = [f"gradient of {name}" for name in "qo"], [f"gradient of {name}" for name in "kv"]
     replicated = challenge["ranks"] > challenge["heads"][1]
-    about = {HOLDS: [*MATRICES, ranks.MEMORY, "elements held"], VALUE: ["result"]}
-    about |= {INPUT: ["gradient of x"], WEIGHTS: own}
-    about |= {COPIES: copied} if replicated else {WEIGHTS: own + copied}
-    calls = [CALLS, APART] if replicated else [CALLS]
+    calls: list[str] = []
     if challenge.get("groups"):
-        about, calls = {GROUP: ["result", "gradient of x", *own, *copied]}, []
+        about = {GROUP: ["result", "gradient of x", *own, *copied]}
+    elif challenge.get("finish"):
+        about = {WEIGHTS: own, COPIES: copied} if replicated else {WEIGHTS: own + copied}
+        calls = [APART] if replicated else []
+    else:
+        about = {HOLDS: [*MATRICES, ranks.MEMORY, "elements held"], VALUE: ["result"], INPUT: ["gradient of x"]}
+        calls = [CALLS]
     if "failed" in transcript:
         return ranks.failed(transcript, [*about, *calls])
     hints = dict.fromkeys(copied, 3)
@@ -154,6 +159,7 @@ def _judge_calls(case: str, challenge: dict, transcript: dict, expected: dict) -
         sums = [*others, *finish]
         if case == CALLS and (forward != activation or len(backward) - len(others) != len(activation)):
             sent = f"forward {ranks.listed(forward)}; backward {ranks.listed(backward)}"
+            sent = ranks.stuck(mine) or sent
             return Case(case, False, f"rank {rank}: expected {ranks.listed(activation)}, each way; got {sent}")
         if case == CALLS and len(others) and not _replicated(challenge):
             return Case(case, False, f"rank {rank}, backward: also {ranks.listed(others)}")
@@ -179,6 +185,8 @@ def show(challenge: dict) -> str:
         return f"[my_heads({heads}, {kv_heads}, rank, {size}) for rank in range({size})]"
     lines = [ranks.show(name, challenge[name]) for name in (*MATRICES, "x", "factor")]
     copies = max(1, challenge["ranks"] // kv_heads)
+    lines = ["from servelab.ranks.communicator import split", *lines]
     lines += [f"layer = TensorParallelAttention(q, k, v, o, {heads}, {kv_heads}, comm, split(comm, {copies}))"]
-    lines += ["x.requires_grad_()", "y = layer(x)", "(y * factor).sum().backward()", "layer.finish_gradients()"]
-    return ranks.script(challenge, [*lines, "return y, x.grad"])
+    lines += ["x.requires_grad_()", "y = layer(x)", "(y * factor).sum().backward()"]
+    lines += ["layer.finish_gradients()"] if challenge.get("finish") else []
+    return ranks.script_of_layer(challenge, lines, MATRICES)

@@ -40,12 +40,14 @@ def challenges(rng: Random) -> list[dict]:
 
 
 def _challenge(rng: Random, function: str, size: int, shape: tuple[int, ...], turned: bool) -> dict:
+    """Behind g all ranks have the same, so one gradient comes back to all; behind f each has its own."""
+    factors = [ranks.draw(rng, *shape) for _ in range(size)]
     return {
         "function": function,
         "ranks": size,
         "turned": turned,
         "x": [ranks.draw(rng, *shape) for _ in range(size)],
-        "factor": [ranks.draw(rng, *shape) for _ in range(size)],
+        "factor": factors if function == "f" else factors[:1] * size,
     }
 
 
@@ -69,9 +71,11 @@ def _work(challenge: dict, comm: Any, function: Any) -> dict:
     y = ranks.returned(name, function(given, comm))
     made = {"result": y.detach().clone(), "given": ranks.fate(given, before)}
     ranks.mark("backward")
+    if y.shape != branch.shape:
+        return made | ranks.grads(ranks.backward(y, factor), x=x, beside=beside)
     ends = (0, -1) if challenge["turned"] else (0, 0)  # turned, the gradient arrives with its elements out of order
-    ((y + branch).transpose(*ends) * factor.transpose(*ends)).sum().backward()
-    return made | {"gradient of x": x.grad, "gradient of beside": beside.grad}
+    went = ranks.backward((y + branch).transpose(*ends), factor.transpose(*ends))
+    return made | ranks.grads(went, x=x, beside=beside)
 
 
 def judge(challenge: dict, transcript: dict, expected: dict) -> list[Case]:
@@ -102,4 +106,5 @@ def show(challenge: dict) -> str:
     lines += ['fate = "unchanged" if (given == before).all() else "overwritten"']
     turn = ".transpose(0, -1)" if challenge["turned"] else ""
     lines += [f"((y + branch){turn} * factor{turn}).sum().backward()"]
-    return ranks.script(challenge, [*lines, "return y, x.grad, beside.grad, fate"])
+    made = {"result": "y.detach()", "given": "fate"}
+    return ranks.script(challenge, lines, made | {f"gradient of {n}": f"{n}.grad" for n in ("x", "beside")})

@@ -1,5 +1,6 @@
 """Check of the column- and the row-parallel layer: values, gradients, what a rank holds and what it sends."""
 
+from operator import mul
 from random import Random
 from typing import Any
 
@@ -7,12 +8,14 @@ from servelab.exercise import Case, CaseSpec
 from servelab.exercises.tensor_parallel import _ranks as ranks
 
 ANSWERS = ("shard", "ColumnParallelLinear", "RowParallelLinear")
+SHARD = "shard alone: a rank's part, copied"
 HOLDS, COLUMN, ROW = "holds its part and no more", "column layer: its own outputs", "row layer: the sum of all parts"
 BIAS, PAIR = "bias added once", "a column and a row layer in a row"
 WEIGHTS, INPUT = "gradients of weights and biases", "gradient of the input"
 CALLS, DTYPE = "sends no more than it must", "in bfloat16, too"
 GROUP, MISUSE = "within its own group", "refuses unequal parts"
 CASES = (
+    CaseSpec(SHARD, hint=2),
     CaseSpec(HOLDS, hint=2, weight=2),
     CaseSpec(COLUMN, hint=3, weight=2),
     CaseSpec(ROW, hint=3, weight=2),
@@ -25,6 +28,7 @@ CASES = (
     CaseSpec(GROUP, hint=2),
     CaseSpec(MISUSE, hint=2),
 )
+SHARDS = ((1, (2, 2), 0), (2, (4, 3), 0), (2, (3, 4), 1), (3, (6,), 0))  # ranks, shape, dimension
 # kind, ranks, out, in, bias
 DIRECTED = (
     ("column", 1, 2, 2, False),
@@ -43,8 +47,12 @@ REFUSED = ((2, 3, 4, "column"), (2, 4, 3, "row"), (3, 4, 6, "column"), (4, 8, 6,
 
 
 def challenges(rng: Random) -> list[dict]:
-    """One rank, then several; bfloat16; two groups at the same time; sizes that cannot be cut."""
-    made = [_challenge(rng, *parts) for parts in DIRECTED]
+    """Parts alone; layers on one rank, then several; bfloat16; two groups at once; sizes that cannot be cut."""
+    made: list[dict] = [
+        {"kind": "shard", "ranks": size, "dtype": "float64", "dim": dim, "full": ranks.draw(rng, *shape)}
+        for size, shape, dim in SHARDS
+    ]
+    made += [_challenge(rng, *parts) for parts in DIRECTED]
     coarse = [_challenge(rng, kind, 4, 8, 8, True) | {"dtype": "bfloat16"} for kind in ("column", "row")]
     grouped = [_challenge(rng, "pair", 2, 4, 3, True) | {"groups": [[0, 2], [1, 3]]}]
     refused = [_challenge(rng, kind, size, out, into, True) | {"misuse": True} for size, out, into, kind in REFUSED]
@@ -62,8 +70,16 @@ def _challenge(rng: Random, kind: str, size: int, out: int, into: int, bias: boo
         "factor": ranks.draw(rng, 2, into if kind == "pair" else out),
     }
     if kind == "pair":
+        while not _all_active(made):
+            made |= {"weight": ranks.draw(rng, out, into), "x": ranks.draw(rng, 2, into)}
         made |= {"second": ranks.draw(rng, into, out), "second_bias": ranks.draw(rng, into)}
     return made
+
+
+def _all_active(made: dict) -> bool:
+    """Whether every output of the first layer is above 0 for one of the rows: of the others relu leaves nothing."""
+    pairs = zip(made["weight"], made["bias"], strict=True)
+    return all(any(bias + sum(map(mul, row, x)) > 0 for x in made["x"]) for row, bias in pairs)
 
 
 def drive(challenge: dict, shard, ColumnParallelLinear, RowParallelLinear) -> dict:
@@ -73,6 +89,8 @@ def drive(challenge: dict, shard, ColumnParallelLinear, RowParallelLinear) -> di
 def _work(challenge: dict, comm: Any, shard: Any, column: type, row: type) -> dict:
     if challenge.get("misuse"):
         return _misuse(challenge, comm, shard, column, row)
+    if challenge["kind"] == "shard":
+        return _shard(challenge, comm, shard)
     kind, dtype = challenge["kind"], challenge["dtype"]
     full = {name: _maybe(challenge.get(name), dtype) for name in ("weight", "bias", "second", "second_bias")}
     x, factor = ranks.tensor(challenge["x"], dtype), ranks.tensor(challenge["factor"], dtype)
@@ -86,31 +104,35 @@ def _work(challenge: dict, comm: Any, shard: Any, column: type, row: type) -> di
         layers.append(row(full["second"], full["second_bias"], comm))
     elif kind != "row":
         factor = factor.chunk(comm.size, -1)[comm.rank]
-    part = ranks.returned("shard", shard(full["weight"], 1 if kind == "row" else 0, comm))
-    view = ranks.same_memory(part, full["weight"])
-    made = {"shard": part.detach().clone()}
-    del part
-    kept = "the whole weight, by the view that shard returns" if view else ranks.kept(layers, full)
-    return made | {ranks.MEMORY: kept} | _run(layers, x.requires_grad_(), factor)
+    biased = [full["bias"] is not None, full["second_bias"] is not None]
+    return {ranks.MEMORY: ranks.kept(layers, full)} | _run(layers, biased, x.requires_grad_(), factor)
+
+
+def _shard(challenge: dict, comm: Any, shard: Any) -> dict:
+    full = ranks.tensor(challenge["full"])
+    part = ranks.returned("shard", shard(full, challenge["dim"], comm))
+    view = ranks.same_memory(part, full)
+    return {"shard": part.detach().clone(), ranks.MEMORY: "all of it: a view" if view else ranks.OWN_MEMORY}
 
 
 def _maybe(values: Any, dtype: str) -> Any:
     return None if values is None else ranks.tensor(values, dtype)
 
 
-def _run(layers: list, x: Any, factor: Any) -> dict:
+def _run(layers: list, biased: list[bool], x: Any, factor: Any) -> dict:
     """Forward and backward through one or two layers."""
     ranks.mark("forward")
     y = ranks.returned("forward", layers[0](x))
     y = ranks.returned("forward", layers[1](y.relu())) if len(layers) > 1 else y
     value = y.detach().clone()
     ranks.mark("backward")
-    (y * factor).sum().backward()
-    made = {"result": value, "gradient of x": x.grad, "elements held": sum(map(ranks.held, layers))}
-    for number, layer in enumerate(layers, start=1):
-        of = f" of layer {number}" if len(layers) > 1 else ""
-        made |= {f"weight{of}": layer.weight, f"bias{of}": layer.bias}
-        made |= ranks.grads(**{f"weight{of}": layer.weight, f"bias{of}": layer.bias})
+    went = ranks.backward(y, factor)
+    made = {"result": value, "elements held": sum(map(ranks.held, layers))} | ranks.grads(went, x=x)
+    for number, layer in enumerate(layers):
+        of = f" of layer {number + 1}" if len(layers) > 1 else ""
+        names = ("weight", "bias") if biased[number] else ("weight",)  # without one a layer need not have the attribute
+        parameters = {f"{name}{of}": ranks.parameter(layer, name) for name in names}
+        made |= parameters | ranks.grads(went, **parameters)
     return made
 
 
@@ -140,15 +162,20 @@ def judge(challenge: dict, transcript: dict, expected: dict) -> list[Case]:
         return ranks.failed(transcript, cases)
     if challenge.get("misuse"):
         return [ranks.compare(MISUSE, transcript, expected, ["shard", "layer"])]
+    if challenge["kind"] == "shard":
+        return [ranks.compare(SHARD, transcript, expected, ["shard", ranks.MEMORY])]
     tolerance = ranks.ROUNDED if challenge["dtype"] == "bfloat16" else ranks.EXACT
     names = list(expected["ranks"][0]["made"])
     about = {
-        HOLDS: [*(n for n in names if n.startswith(("shard", "weight", "bias"))), ranks.MEMORY, "elements held"],
+        HOLDS: [*(n for n in names if n.startswith(("weight", "bias"))), ranks.MEMORY, "elements held"],
         WEIGHTS: [n for n in names if n.startswith("gradient of") and n != "gradient of x"],
         INPUT: ["gradient of x"],
     }
     about |= {case: ["result"] for case in (COLUMN, ROW, BIAS)}
-    about |= {case: [n for n in names if n not in ("elements held", ranks.MEMORY)] for case in (PAIR, DTYPE, GROUP)}
+    about |= {
+        case: [n for n in names if n not in ("elements held", ranks.MEMORY, ranks.BACKWARD)]
+        for case in (PAIR, DTYPE, GROUP)
+    }
     hints = {name: 3 for name in names if "bias" in name}
     found = [
         ranks.compare(case, transcript, expected, about[case], tolerance, hints) for case in cases if case != CALLS
@@ -159,6 +186,8 @@ def judge(challenge: dict, transcript: dict, expected: dict) -> list[Case]:
 
 def _cases(challenge: dict) -> list[str]:
     """The cases that a challenge tests."""
+    if challenge["kind"] == "shard":
+        return [SHARD]
     special = {"misuse": MISUSE, "groups": GROUP}
     found = [case for field, case in special.items() if challenge.get(field)]
     if found or challenge["dtype"] == "bfloat16":
@@ -169,6 +198,10 @@ def _cases(challenge: dict) -> list[str]:
 
 def show(challenge: dict) -> str:
     """What each rank does, as Python."""
+    if challenge["kind"] == "shard":
+        given = [ranks.show("full", challenge["full"]), f"part = shard(full, {challenge['dim']}, comm)"]
+        held = "'all of it: a view' if part.data_ptr() == full.data_ptr() else 'its own'"
+        return ranks.script(challenge, given, {"shard": "part", "memory": held})
     dtype, kind = challenge["dtype"], challenge["kind"]
     given = [name for name in ("weight", "bias", "second", "second_bias", "x", "factor") if challenge.get(name)]
     lines = [
@@ -178,7 +211,19 @@ def show(challenge: dict) -> str:
     layer = "RowParallelLinear" if kind == "row" else "ColumnParallelLinear"
     lines += [f"layer = {layer}(weight, {bias}, comm{', copied=True' if kind == 'copied' else ''})"]
     lines += [f"x = x{own}.clone()" if kind == "row" else "", "x.requires_grad_()", "y = layer(x)"]
-    lines += ["y = RowParallelLinear(second, second_bias, comm)(y.relu())"] if kind == "pair" else []
+    layers = {"": "layer"}
+    if kind == "pair":
+        lines += ["row = RowParallelLinear(second, second_bias, comm)", "y = row(y.relu())"]
+        layers = {" of layer 1": "layer", " of layer 2": "row"}
     cut = own if kind in ("column", "copied") else ""
-    lines += [f"(y * factor{cut}).sum().backward()", "return y, x.grad, layer.weight.grad"]
-    return ranks.script(challenge, [line for line in lines if line])
+    lines += [f"(y * factor{cut}).sum().backward()"]
+    return ranks.script(challenge, [line for line in lines if line], _shown(layers, bool(challenge["bias"])))
+
+
+def _shown(layers: dict[str, str], biased: bool) -> dict[str, str]:
+    """Expressions for what is judged about layers, given by how messages call what is theirs."""
+    made = {"result": "y.detach()", "gradient of x": "x.grad"}
+    for of, layer in layers.items():
+        for name in ("weight", "bias") if biased else ("weight",):
+            made |= {f"{name}{of}": f"{layer}.{name}.detach()", f"gradient of {name}{of}": f"{layer}.{name}.grad"}
+    return made

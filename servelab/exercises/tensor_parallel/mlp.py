@@ -7,12 +7,17 @@ from servelab.exercise import Case, CaseSpec
 from servelab.exercises.tensor_parallel import _ranks as ranks
 
 ANSWERS = ("TensorParallelMLP",)
-HOLDS, VALUE = "holds its part of three matrices", "activation on finished sums"
+HOLDS, VALUE, SEVERAL = (
+    "holds its part of three matrices",
+    "the dense layer's values",
+    "the same values on several ranks",
+)
 WEIGHTS, INPUT, CALLS = "gradients of the weights", "gradient of the input", "one all-reduce forward, one backward"
 GROUP = "within its own group"
 CASES = (
+    CaseSpec(VALUE, hint=2),
     CaseSpec(HOLDS, hint=2, weight=2),
-    CaseSpec(VALUE, hint=2, weight=2),
+    CaseSpec(SEVERAL, hint=2, weight=2),
     CaseSpec(WEIGHTS, hint=1, weight=2),
     CaseSpec(INPUT, hint=1, weight=2),
     CaseSpec(CALLS, hint=1, weight=3),
@@ -51,10 +56,10 @@ def _work(challenge: dict, comm: Any, mlp: type) -> dict:
     y = ranks.returned("forward", layer(x))
     value = y.detach().clone()
     ranks.mark("backward")
-    (y * ranks.tensor(challenge["factor"])).sum().backward()
-    weights = {name: ranks.weight_of(getattr(layer, name)) for name in MATRICES}
-    made = {"result": value, "gradient of x": x.grad, ranks.MEMORY: kept, "elements held": ranks.held(layer)}
-    return made | weights | ranks.grads(**weights)
+    went = ranks.backward(y, ranks.tensor(challenge["factor"]))
+    weights = {name: ranks.parameter(layer, name) for name in MATRICES}
+    made = {"result": value, ranks.MEMORY: kept, "elements held": ranks.held(layer)}
+    return made | weights | ranks.grads(went, x=x, **weights)
 
 
 def judge(challenge: dict, transcript: dict, expected: dict) -> list[Case]:
@@ -62,7 +67,7 @@ def judge(challenge: dict, transcript: dict, expected: dict) -> list[Case]:
     gradients = [f"gradient of {name}" for name in MATRICES]
     about = {
         HOLDS: [*MATRICES, ranks.MEMORY, "elements held"],
-        VALUE: ["result"],
+        VALUE if challenge["ranks"] == 1 else SEVERAL: ["result"],
         WEIGHTS: gradients,
         INPUT: ["gradient of x"],
     }
@@ -79,4 +84,4 @@ def show(challenge: dict) -> str:
     """What each rank does, as Python."""
     lines = [ranks.show(name, challenge[name]) for name in (*MATRICES, "x", "factor")]
     lines += ["layer = TensorParallelMLP(gate, up, down, comm)", "x.requires_grad_()", "y = layer(x)"]
-    return ranks.script(challenge, [*lines, "(y * factor).sum().backward()", "return y, x.grad"])
+    return ranks.script_of_layer(challenge, [*lines, "(y * factor).sum().backward()"], MATRICES)

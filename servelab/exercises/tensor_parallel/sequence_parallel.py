@@ -33,16 +33,18 @@ MATRICES = ("norm", "gate", "up", "down")
 PAIRS = ((1, 1, 2, 1), (2, 1, 4, 1), (2, 2, 2, 3), (3, 2, 6, 2))
 # ranks, hidden, intermediate, batch, tokens
 LAYERS = ((1, 2, 2, 1, 2), (2, 2, 4, 1, 4), (3, 3, 6, 2, 3), (4, 2, 8, 2, 8))
-WATCHED = (4, 5, 8, 3, 8)  # of one rank's tokens no tensor has as many elements as of all ranks' tokens
+WATCHED = (2, 3, 2, 1, 4)  # of one rank's tokens no tensor has as many elements as of all ranks' tokens
 
 
 def challenges(rng: Random) -> list[dict]:
-    """The two functions, then the layer, each in two groups at the same time at the end."""
+    """The two functions; the layer without ``finish_gradients``, then with it; each in two groups at the end."""
     made = [_pair(rng, kind, *parts) for parts in PAIRS for kind in ("gather", "scatter")]
     groups = {"groups": [[0, 2], [1, 3]]}
-    layers = [*(_layer(rng, *parts) for parts in LAYERS), _layer(rng, *WATCHED) | {"watched": True}]
+    plain_layers = [_layer(rng, *parts) for parts in LAYERS]
+    layers = [*plain_layers, _layer(rng, *WATCHED) | {"watched": True}]
+    layers += [layer | {"finish": True} for layer in plain_layers]
     grouped = [_pair(rng, kind, 2, 1, 2, 2, worlds=2) for kind in ("gather", "scatter")]
-    grouped.append(_layer(rng, 2, 2, 4, 1, 4))
+    grouped.append(_layer(rng, 2, 2, 4, 1, 4) | {"finish": True})
     return [*made, *layers, *(challenge | groups for challenge in grouped)]
 
 
@@ -80,8 +82,7 @@ def _pair_work(challenge: dict, comm: Any, function: Any) -> dict:
     y = ranks.returned(f"{challenge['kind']}_tokens", function(given, comm))
     made = {"result": y.detach().clone(), "given": ranks.fate(given, before)}
     ranks.mark("backward")
-    (y * factor).sum().backward()
-    return made | {"gradient of x": x.grad}
+    return made | ranks.grads(ranks.backward(y, factor), x=x)
 
 
 def _layer_work(challenge: dict, comm: Any, mlp: type) -> dict:
@@ -96,12 +97,13 @@ def _layer_work(challenge: dict, comm: Any, mlp: type) -> dict:
         y = ranks.returned("forward", layer(x))
     value = y.detach().clone()
     ranks.mark("backward")
-    (y * factor).sum().backward()
-    ranks.mark("finish")
-    layer.finish_gradients()
-    weights = {name: ranks.weight_of(getattr(layer, name)) for name in MATRICES}
-    made = {"result": value, "gradient of x": x.grad, ranks.MEMORY: kept, "elements held": ranks.held(layer)}
-    return made | weights | ranks.grads(**weights) | {"roots": roots}
+    went = ranks.backward(y, factor)
+    if challenge.get("finish") and went == ranks.DONE:
+        ranks.mark("finish")
+        layer.finish_gradients()
+    weights = {name: ranks.parameter(layer, name) for name in MATRICES}
+    made = {"result": value, ranks.MEMORY: kept, "elements held": ranks.held(layer)}
+    return made | weights | ranks.grads(went, x=x, **weights) | {"roots": roots}
 
 
 def _roots(challenge: dict) -> tuple[list[int], Any]:
@@ -128,11 +130,14 @@ def _roots(challenge: dict) -> tuple[list[int], Any]:
 
 def judge(challenge: dict, transcript: dict, expected: dict) -> list[Case]:
     """Values are determined. The gathered input may be kept, or gathered once more in the backward pass."""
-    about, calls = _about(challenge), [] if challenge.get("groups") else [BYTES]
+    about, finish = _about(challenge), challenge.get("finish")
+    calls = [] if challenge.get("groups") or finish else [BYTES]
     if "failed" in transcript:
         return ranks.failed(transcript, [*about, *calls, *([OWN] if challenge.get("watched") else [])])
     found = [ranks.compare(case, transcript, expected, names) for case, names in about.items()]
     found += [_judge_norm(challenge, transcript, found)] if challenge.get("watched") else []
+    if finish and not challenge.get("groups"):
+        found.append(_judge_later(NORM, challenge, transcript, expected))
     return found + [_judge_calls(case, challenge, transcript, expected) for case in calls]
 
 
@@ -160,31 +165,46 @@ def _about(challenge: dict) -> dict[str, list[str]]:
         return {GATHER: ["result", "given"], GATHER_BACK: ["gradient of x"]}
     if kind == "scatter":
         return {SCATTER: ["result", "given"], SCATTER_BACK: ["gradient of x"]}
-    return {
-        HOLDS: [*MATRICES, ranks.MEMORY, "elements held"],
-        VALUE: ["result"],
-        INPUT: ["gradient of x"],
-        WEIGHTS: gradients,
-        NORM: ["gradient of norm"],
-    }
+    if challenge.get("finish"):
+        return {WEIGHTS: gradients, NORM: ["gradient of norm"]}
+    return {HOLDS: [*MATRICES, ranks.MEMORY, "elements held"], VALUE: ["result"], INPUT: ["gradient of x"]}
 
 
 def _judge_calls(case: str, challenge: dict, transcript: dict, expected: dict) -> Case:
-    """What is sent is determined, but for one more all-gather of the own tokens in the backward pass."""
-    hint = 2 if challenge["kind"] == "mlp" else None
+    """What is sent forward is determined; backward see `_judge_later`."""
     for rank, (mine, right) in enumerate(zip(transcript["ranks"], expected["ranks"], strict=True)):
-        forward, wanted = (sorted(side["calls"].get("forward", [])) for side in (mine, right))
-        if forward != wanted:
-            sent = f"expected {ranks.listed(wanted)}, got {ranks.listed(forward)}"
-            return Case(case, False, f"rank {rank}, forward: {sent}", hint)
-        later, wanted = (
-            sorted([*side["calls"].get("backward", []), *side["calls"].get("finish", [])]) for side in (mine, right)
-        )
-        again = [call for call in right["calls"].get("forward", []) if call[0] == "all_gather"]
-        if later != wanted and not (challenge["kind"] == "mlp" and later == sorted([*wanted, *again])):
-            sent = f"expected {ranks.listed(wanted)}, got {ranks.listed(later)}"
-            return Case(case, False, f"rank {rank}, backward: {sent}", hint)
+        sent, wanted = (side["calls"].get("forward", []) for side in (mine, right))
+        if sorted(sent) != sorted(wanted):
+            problem = f"rank {rank}, forward: expected {ranks.listed(wanted)}, got {ranks.listed(sent)}"
+            return Case(case, False, problem, 2 if challenge["kind"] == "mlp" else None)
+    return _judge_later(case, challenge, transcript, expected)
+
+
+def _judge_later(case: str, challenge: dict, transcript: dict, expected: dict) -> Case:
+    """What is sent after the forward pass, in any order.
+
+    A layer may gather its own tokens once more. The norm's gradient may be summed in the backward pass, or after it.
+    """
+    layer, finish = challenge["kind"] == "mlp", challenge.get("finish")
+    for rank, (mine, right) in enumerate(zip(transcript["ranks"], expected["ranks"], strict=True)):
+        sent, wanted = ([*s["calls"].get("backward", []), *s["calls"].get("finish", [])] for s in (mine, right))
+        again = [call for call in right["calls"].get("forward", []) if layer and call[0] == "all_gather"]
+        early = [["all_reduce", len(challenge["norm"]), call[2]] for call in again if not finish]
+        allowed = [wanted, wanted + again, wanted + early, wanted + again + early]
+        if sorted(sent) not in map(sorted, allowed):
+            problem = ranks.stuck(mine) or _amiss(sent, wanted, "after finish_gradients" if finish else "backward")
+            return Case(case, False, f"rank {rank}, {problem}", (3 if finish else 2) if layer else None)
     return Case(case, True)
+
+
+def _amiss(sent: list, wanted: list, when: str) -> str:
+    """What is lacking, if that is all that is wrong; otherwise both sides."""
+    lacking = list(wanted)
+    for call in sent:
+        if call not in lacking:
+            return f"{when}: expected {ranks.listed(wanted)}, got {ranks.listed(sent)}"
+        lacking.remove(call)
+    return f"{when}: expected also {ranks.listed(lacking)}"
 
 
 def show(challenge: dict) -> str:
@@ -194,9 +214,10 @@ def show(challenge: dict) -> str:
         lines = [f"{ranks.show(name, challenge[name])}[{rank}]" for name in ("x", "factor")]
         lines += ["x.requires_grad_()", "given = x * 1", f"y = {challenge['kind']}_tokens(given, comm)"]
         lines += ["(y * factor).sum().backward()"]
-        return ranks.script(challenge, [*lines, "return y, x.grad"])
+        return ranks.script(challenge, lines, {"result": "y.detach()", "gradient of x": "x.grad"})
     lines = [ranks.show(name, challenge[name]) for name in (*MATRICES, "x", "factor")]
     lines += ["x, factor = (t.chunk(comm.size, 1)[comm.rank].clone() for t in (x, factor))", "x.requires_grad_()"]
     lines += ["layer = SequenceParallelMLP(norm, gate, up, down, comm)", "y = layer(x)"]
-    lines += ["(y * factor).sum().backward()", "layer.finish_gradients()"]
-    return ranks.script(challenge, [*lines, "return y, x.grad, layer.norm.grad"])
+    lines += ["(y * factor).sum().backward()"]
+    lines += ["layer.finish_gradients()"] if challenge.get("finish") else []
+    return ranks.script_of_layer(challenge, lines, MATRICES)

@@ -19,6 +19,7 @@ ANSWERS = ("DecoderLayer",)
 ALONE, SPLIT, COPIED = "a layer on one rank", "KV heads split over the ranks", "KV heads replicated"
 HELD, KEPT = "holds its part of the matrices", "as many keys and values as its heads have"
 CALLS, GROUP = "two all-reduces a layer", "within its own group"
+OTHER = "a model of other dimensions"
 TP2, TP4 = "the plain loop's tokens, TP=2", "the plain loop's tokens, TP=4"
 CASES = (
     CaseSpec(ALONE, hint=2),
@@ -27,6 +28,7 @@ CASES = (
     CaseSpec(CALLS, hint=3, weight=2),
     CaseSpec(SPLIT, hint=3),
     CaseSpec(COPIED, hint=3),
+    CaseSpec(OTHER, hint=2),
     CaseSpec(GROUP, hint=3),
     CaseSpec(TP2, hint=3, weight=3),
     CaseSpec(TP4, hint=3, weight=3),
@@ -39,11 +41,23 @@ PHASES = {"before": "in the constructor", "forward": "in all steps"}
 VERBS = ("What is ", "Explain ", "Why is there ", "When is there ")
 NOUNS = ("a block table", "a KV cache", "a rank", "a prefill", "an all-reduce", "a batch")
 MAX_TOKENS = 6
+DIMENSIONS = {  # heads together are wider than the residual stream
+    "vocab_size": 128,
+    "hidden_size": 12,
+    "num_layers": 2,
+    "num_heads": 6,
+    "num_kv_heads": 3,
+    "head_dim": 8,
+    "intermediate_size": 9,
+}
 
 
 def challenges(rng: Random) -> list[dict]:
-    """One layer of the tiny model on more and more ranks; then two groups at the same time; then all of the model."""
+    """A layer of the tiny model on more and more ranks, one of another model; two groups at once; all of the model."""
     made: list[dict] = [_layer(rng, case, size) for case, size in ((ALONE, 1), (SPLIT, 2), (COPIED, 4))]
+    for size in (1, 3):
+        config = DIMENSIONS | {"rms_norm_eps": rng.choice((0.003, 0.01, 0.03))}
+        made.append(_layer(rng, OTHER, size) | {"config": config})
     made += [_grouped(rng, groups) for groups in ([[0, 2], [1, 3]], [[0, 1], [2, 3]])]
     for case, size in ((TP2, 2), (TP4, 4)):
         made.append({"case": case, "ranks": size, "prompt": _prompt(rng), "max_tokens": MAX_TOKENS})
@@ -71,7 +85,7 @@ def drive(challenge: dict, DecoderLayer) -> dict:
     from servelab.llm import thread
     from servelab.llm.generate import greedy
 
-    whole = thread.tiny_model()
+    whole = thread.untrained_model(**challenge["config"]) if "config" in challenge else thread.tiny_model()
     if "layer" in challenge:
         return ranks.drive(challenge, _one_layer, DecoderLayer, whole)
     made = ranks.drive(challenge, _all_layers, DecoderLayer, whole)
@@ -147,7 +161,7 @@ def _held(layers: list) -> int:
 def judge(challenge: dict, transcript: dict, expected: dict) -> list[Case]:
     """Everything is determined: a rank's values and tokens, its elements and what it sends."""
     case = challenge["case"]
-    others = {TP2: [HELD, CALLS], TP4: [HELD, CALLS], GROUP: []}.get(case, [HELD, KEPT, CALLS])
+    others = {TP2: [HELD, CALLS], TP4: [HELD, CALLS], GROUP: [], OTHER: []}.get(case, [HELD, KEPT, CALLS])
     if "failed" in transcript:
         return ranks.failed(transcript, [case, *others])
     about = {HELD: [MATRIX_ELEMENTS], KEPT: [KV_ELEMENTS]}
@@ -218,7 +232,9 @@ def show(challenge: dict) -> str:
     ]
     imports = ["from functools import partial", "from servelab.llm.kv import ContiguousKV"]
     imports = imports if layer else ["from servelab.llm.generate import greedy"]
-    begin = [*imports, "from servelab.llm import thread", "whole = thread.tiny_model()", ""]
+    config = ", ".join(f"{name}={value}" for name, value in challenge.get("config", {}).items())
+    made = f"whole = thread.untrained_model({config})" if config else "whole = thread.tiny_model()"
+    begin = [*imports, "from servelab.llm import thread", made, ""]
     end = [
         "for rank, (prompt, token) in enumerate(run.values):",
         "    print(rank, prompt[0, :2].tolist(), token[0, :2].tolist())",

@@ -101,9 +101,10 @@ def _embed(challenge: dict, comm: Any, embedding: type) -> dict:
     y = ranks.returned("forward", layer(tokens))
     made = {"result": y.detach().clone(), "tokens": ranks.fate(tokens, before)}
     ranks.mark("backward")
-    (y * ranks.tensor(challenge["factor"])).sum().backward()
-    made |= {"rows": layer.weight, ranks.MEMORY: kept, "elements held": ranks.held(layer)}
-    return made | ranks.grads(rows=layer.weight)
+    went = ranks.backward(y, ranks.tensor(challenge["factor"]))
+    rows = ranks.parameter(layer, "weight")
+    made |= {"rows": rows, ranks.MEMORY: kept, "elements held": ranks.held(layer)}
+    return made | ranks.grads(went, rows=rows)
 
 
 def _lose(challenge: dict, comm: Any, cross_entropy: Any) -> dict:
@@ -116,8 +117,8 @@ def _lose(challenge: dict, comm: Any, cross_entropy: Any) -> dict:
     loss = ranks.returned("vocab_parallel_cross_entropy", cross_entropy(logits * 1, labels, first, comm))
     made = {"loss": loss.detach().clone()}
     ranks.mark("backward")
-    (loss * ranks.tensor(challenge["factor"])).sum().backward()
-    return made | ranks.grads(logits=logits)
+    went = ranks.backward(loss, ranks.tensor(challenge["factor"]))
+    return made | ranks.grads(went, logits=logits)
 
 
 def judge(challenge: dict, transcript: dict, expected: dict) -> list[Case]:
@@ -177,9 +178,10 @@ def show(challenge: dict) -> str:
     if challenge["kind"] == "embedding":
         lines += [ranks.show("table", challenge["table"]), f"tokens = torch.tensor({challenge['tokens']})"]
         lines += ["layer = VocabParallelEmbedding(table, comm)", "y = layer(tokens)", "(y * factor).sum().backward()"]
-        return ranks.script(challenge, [*lines, "return y, layer.weight.grad"])
+        made = {"result": "y.detach()", "rows": "layer.weight.detach()", "gradient of rows": "layer.weight.grad"}
+        return ranks.script(challenge, lines, made)
     lines += [ranks.show("logits", challenge["logits"]), f"labels = torch.tensor({challenge['labels']})"]
     lines += [f"first, last = {challenge['bounds']}[comm.rank : comm.rank + 2]"]
     lines += ["mine = logits[:, first:last].clone().requires_grad_()"]
     lines += ["loss = vocab_parallel_cross_entropy(mine, labels, first, comm)", "(loss * factor).sum().backward()"]
-    return ranks.script(challenge, [*lines, "return loss, mine.grad"])
+    return ranks.script(challenge, lines, {"loss": "loss.detach()", "gradient of logits": "mine.grad"})

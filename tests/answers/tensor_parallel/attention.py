@@ -249,6 +249,14 @@ def unreduced(reference):
     return layer(reference, finish_gradients=lambda self: None)
 
 
+@wrong("finish_gradients not written yet", case="gradients of replicated weights")
+def unfinished(reference):
+    def finish(self):
+        raise NotImplementedError
+
+    return layer(reference, finish_gradients=finish)
+
+
 @wrong("replicated gradients averaged", case="gradients of replicated weights")
 def averaged(reference):
     def finish(self):

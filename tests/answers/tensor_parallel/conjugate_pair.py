@@ -94,6 +94,18 @@ def g_divides(reference):
     return F, function(summed, lambda grad, comm: grad / comm.size)
 
 
+@wrong(
+    "g averages the gradients over the ranks, which are all the same", case="one all-reduce each, of the tensor's size"
+)
+def g_averages(reference):
+    return F, function(summed, lambda grad, comm: summed(grad, comm) / comm.size)
+
+
+@wrong("g gives all ranks' sums side by side", case="g sums values")
+def g_wider(reference):
+    return F, function(lambda x, comm: torch.cat([summed(x, comm)] * 2), same)
+
+
 @wrong("f and g exchanged", case="f passes values on")
 def exchanged(reference):
     return G, F

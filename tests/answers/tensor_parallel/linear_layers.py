@@ -89,6 +89,45 @@ def numpy_cuts(reference):
     return layers(reference, shard=shard, column=Column)
 
 
+@right("no attribute for a bias that is not there")
+def no_attribute(reference):
+    class Column(nn.Module):
+        def __init__(self, weight, bias, comm, copied=False):
+            super().__init__()
+            self.prepare = (lambda x: x) if copied else (lambda x: reference.copy_to_ranks(x, comm))
+            self.weight = nn.Parameter(reference.shard(weight, 0, comm))
+            if bias is not None:
+                self.bias = nn.Parameter(reference.shard(bias, 0, comm))
+
+        def forward(self, x):
+            return F.linear(self.prepare(x), self.weight, getattr(self, "bias", None))
+
+    class Row(nn.Module):
+        def __init__(self, weight, bias, comm):
+            super().__init__()
+            self.comm, self.weight = comm, nn.Parameter(reference.shard(weight, 1, comm))
+            if bias is not None:
+                self.bias = nn.Parameter(bias.clone())
+
+        def forward(self, x):
+            return reference.reduce_from_ranks(F.linear(x, self.weight), self.comm) + getattr(self, "bias", 0)
+
+    return layers(reference, column=Column, row=Row)
+
+
+@wrong("the parameters under other names", case="holds its part and no more")
+def other_names(reference):
+    class Column(nn.Module):
+        def __init__(self, weight, bias, comm, copied=False):
+            super().__init__()
+            self.inner = reference.ColumnParallelLinear(weight, bias, comm, copied)
+
+        def forward(self, x):
+            return self.inner(x)
+
+    return layers(reference, column=Column)
+
+
 @wrong("a view that keeps the whole weight", case="holds its part and no more")
 def view(reference):
     class Column(reference.ColumnParallelLinear):
@@ -115,7 +154,12 @@ def whole(reference):
     return layers(reference, row=Row)
 
 
-@wrong("shard returns a view", case="holds its part and no more")
+@wrong("shard cuts along the first dimension, whatever is asked for", case="shard alone: a rank's part, copied")
+def first_dimension(reference):
+    return layers(reference, shard=lambda full, dim, comm: reference.shard(full, 0, comm))
+
+
+@wrong("shard returns a view", case="shard alone: a rank's part, copied")
 def shard_view(reference):
     return layers(reference, shard=lambda full, dim, comm: full.chunk(comm.size, dim)[comm.rank])
 

@@ -83,7 +83,7 @@ def whole_beside(reference):
     return changed(reference, init=init)
 
 
-@wrong("activation on partial sums", case="activation on finished sums")
+@wrong("activation on partial sums", case="the same values on several ranks")
 def rows_first(reference):
     """gate and up are cut along their inputs; the sum comes after the activation."""
 
@@ -104,7 +104,7 @@ def rows_first(reference):
     return MLP
 
 
-@wrong("silu of the product", case="activation on finished sums")
+@wrong("silu of the product", case="the dense layer's values")
 def silu_of_product(reference):
     def forward(self, x):
         x = reference.copy_to_ranks(x, self.comm)
@@ -113,7 +113,43 @@ def silu_of_product(reference):
     return changed(reference, forward)
 
 
-@wrong("no sum at the end", case="activation on finished sums")
+@wrong("silu on up", case="the dense layer's values")
+def silu_on_up(reference):
+    def forward(self, x):
+        x = reference.copy_to_ranks(x, self.comm)
+        return self.down(self.gate(x) * F.silu(self.up(x)))
+
+    return changed(reference, forward)
+
+
+@wrong("gelu", case="the dense layer's values")
+def gelu(reference):
+    def forward(self, x):
+        x = reference.copy_to_ranks(x, self.comm)
+        return self.down(F.gelu(self.gate(x)) * self.up(x))
+
+    return changed(reference, forward)
+
+
+@wrong("one fused layer for gate and up", case="holds its part of three matrices")
+def fused_layer(reference):
+    """Right values; but the docstring promises ``self.gate`` and ``self.up``."""
+
+    class MLP(nn.Module):
+        def __init__(self, gate, up, down, comm):
+            super().__init__()
+            parts = [reference.shard(w, 0, comm) for w in (gate, up)]
+            self.comm, self.both = comm, nn.Parameter(torch.cat(parts))
+            self.down = reference.RowParallelLinear(down, None, comm)
+
+        def forward(self, x):
+            gate, up = F.linear(reference.copy_to_ranks(x, self.comm), self.both).chunk(2, -1)
+            return self.down(F.silu(gate) * up)
+
+    return MLP
+
+
+@wrong("no sum at the end", case="the same values on several ranks")
 def no_sum(reference):
     def forward(self, x):
         x = reference.copy_to_ranks(x, self.comm)

@@ -169,6 +169,17 @@ def along_batch(reference):
     return answers(reference, gather=function(lambda x, comm: comm.all_gather(x, 0), lambda g, comm: scatter(g, comm)))
 
 
+@wrong("the matrices' gradients gathered in the backward pass", case="as much traffic as tensor parallelism")
+def gathers_gradients(reference):
+    def forward(self, x):
+        y = reference.SequenceParallelMLP.forward(self, x)
+        if y.requires_grad:
+            y.register_hook(lambda grad: self.comm.all_gather(self.gate.detach()) is None or None)
+        return y
+
+    return answers(reference, forward=forward)
+
+
 @wrong("summed instead of gathered", case="gathers all tokens")
 def summed(reference):
     return answers(reference, gather=lambda x, comm: reference.reduce_from_ranks(x, comm))
@@ -265,6 +276,22 @@ def all_summed(reference):
 @wrong("the norm's gradient not summed", case="gradient of the norm, summed")
 def norm_unsummed(reference):
     return answers(reference, finish_gradients=lambda self: None)
+
+
+@wrong("finish_gradients not written yet", case="gradient of the norm, summed")
+def unfinished(reference):
+    def finish(self):
+        raise NotImplementedError
+
+    return answers(reference, finish_gradients=finish)
+
+
+@wrong("the norm's gradient gathered, then added up", case="gradient of the norm, summed")
+def norm_gathered(reference):
+    def finish(self):
+        self.norm.grad = self.comm.all_gather(self.norm.grad.unsqueeze(0), 0).sum(0)
+
+    return answers(reference, finish_gradients=finish)
 
 
 @wrong("the norm's gradient averaged", case="gradient of the norm, summed")

@@ -1,5 +1,7 @@
 """Answers to the decoder layer over ranks. Some are right layers out of a wrong part of an earlier exercise."""
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -194,6 +196,31 @@ def no_epsilon(reference):
         return x + self.mlp(F.rms_norm(x, self.mlp_norm.shape, self.mlp_norm))
 
     return changed(reference, forward)
+
+
+@wrong("the tiny model's epsilon instead of the configuration's", case="a model of other dimensions")
+def epsilon_of_the_tiny_model(reference):
+    def after(self, config, weights, comm):
+        self.config = replace(config, rms_norm_eps=1e-5)
+
+    return changed(reference, after=after)
+
+
+@wrong("heads of 16, whatever the configuration says", case="a model of other dimensions")
+def heads_of_16(reference):
+    def after(self, config, weights, comm):
+        self.config = replace(config, head_dim=16)
+
+    return changed(reference, after=after)
+
+
+@wrong("the hidden size divided by the heads for head_dim", case="a model of other dimensions")
+def hidden_by_heads(reference):
+    class Layer(reference.DecoderLayer):
+        def __init__(self, config, weights, comm):
+            super().__init__(replace(config, head_dim=config.hidden_size // config.num_heads), weights, comm)
+
+    return Layer
 
 
 @wrong("computed in float32", case="a layer on one rank")
