@@ -288,7 +288,7 @@ def _llama_like(given: _Config, family: str) -> dict[str, Any]:
     elif family == "qwen3_moe":
         given.refuse("mlp_only_layers", [], "The reader does not know a list of dense layers")
         card |= _routed(given, "num_experts", "moe_intermediate_size")
-    return card | _sliding(given, card["num_layers"])
+    return card | _sliding(given, family, card["num_layers"])
 
 
 def _latent(given: _Config) -> dict[str, Any]:
@@ -307,12 +307,16 @@ def _routed(given: _Config, experts: str, size: str) -> dict[str, Any]:
     }
 
 
-def _sliding(given: _Config, num_layers: int) -> dict[str, Any]:
-    """Which layers keep a window only; ``use_sliding_window`` false turns all of it off (Qwen2)."""
+def _sliding(given: _Config, family: str, num_layers: int) -> dict[str, Any]:
+    """Which layers keep a window only. Qwen's need ``use_sliding_window``, and leave the first layers without one.
+
+    Fields that are absent have the defaults of transformers 5.24's configurations.
+    """
     window = given.get("sliding_window", 0)
-    if not window or not given.get("use_sliding_window", True):
+    if not window or not given.get("use_sliding_window", not family.startswith("qwen")):
         return {}
-    kinds, full = given.get("layer_types", []), given.get("max_window_layers", 0)
+    whole = 28 if family in ("qwen2", "qwen3") else 0
+    kinds, full = given.get("layer_types", []), given.get("max_window_layers", whole)
     if not isinstance(kinds, list):
         raise CourseError(f"field 'layer_types' is {kinds!r}", where=given.where, mend="It must be a list.")
     if type(full) is not int:

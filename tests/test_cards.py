@@ -167,6 +167,8 @@ def test_a_config_file_is_named_after_its_folder(tmp_path):
         ({"sliding_window": 512, "max_window_layers": 20}, (512, 12)),
         ({"sliding_window": 512, "max_window_layers": 32}, (0, 0)),
         ({"sliding_window": 512, "layer_types": ["sliding_attention", "full_attention"] * 16}, (512, 16)),
+        ({"sliding_window": 512, "model_type": "qwen2"}, (0, 0)),
+        ({"sliding_window": 512, "model_type": "qwen3", "use_sliding_window": True}, (512, 4)),
     ],
 )
 def test_sliding_windows(changes, window):
