@@ -31,7 +31,7 @@
 # | 4 | `ring_all_gather` | How does everybody get all of it? | 8 | 10 |
 # | 5 | `ring_all_reduce` | What does a ring send? | 8 | 10 |
 # | 6 | `tree_all_reduce` | And if the messages are small? | 10 | 25 |
-# | 7 | `costs` | How long does each take, and which one is faster? | 9 | 15 |
+# | 7 | `costs` | How long does each take, and which one is faster? | 9 | 20 |
 # | 8 | `bandwidths` | What do benchmarks report? | 4 | 10 |
 # | 9 | `fit_alpha_beta` | What are alpha and beta of this machine? | 6 | 15 |
 # | 10 | `all_to_all` | What if everybody has something for everybody? | 8 | 15 |
@@ -777,9 +777,21 @@ check("collectives.tree_all_reduce", tree_all_reduce)
 # | naive | p - 1 to the root, p - 1 from it | n |
 # | ring | 2(p-1) hops | n/p |
 # | tree | ceil(log2 p) rounds up, as many down | n |
+# | one pass of the ring: reduce-scatter, all-gather | p - 1 hops | n/p |
+# | all-to-all | p - 1 shifts | n/p |
 #
 # With alpha = 1 s, beta = 0.5 s per byte, n = 4 bytes and p = 4: naive 6(1 + 2) = 18 s, ring 6(1 + 0.5) = 9 s, tree
-# 4(1 + 2) = 12 s. If p does not divide n, take n/p as it is.
+# 4(1 + 2) = 12 s. One pass of the ring has half its hops: 3(1 + 0.5) = 4.5 s. If p does not divide n, take n/p as it is.
+
+# %% [markdown]
+# ### The all-to-all
+#
+# Exercise 10 comes to it: each rank has n bytes, a part of n/p for each rank, and its own part stays. The others go out
+# in p - 1 **shifts**: in the k-th, every rank sends to the rank k places on and receives from the one k places back. That
+# is one exchange for all of them, and it takes alpha + n/p beta. Numbers as above: 3(1 + 0.5) = 4.5 s.
+#
+# The model lets any two ranks talk at full speed. So it makes no difference that a pass of the ring needs p links and the
+# shifts need one between any two ranks; where ranks share links, it does.
 
 # %% [markdown]
 # ### The crossover
@@ -791,9 +803,9 @@ check("collectives.tree_all_reduce", tree_all_reduce)
 # For p = 2 and p = 3 the ring has no more rounds than the tree: it is never slower, and the crossover is 0.
 
 # %% [markdown]
-# ### Your task (about 15 minutes)
+# ### Your task (about 20 minutes)
 #
-# Write the four functions.
+# Write the six functions. In the last two costs all parts, or chunks, have n/p bytes.
 #
 # <details><summary>Hint 1: rounds times a round</summary>
 #
@@ -836,6 +848,20 @@ def tree_cost(alpha: float, beta: float, n: float, p: int) -> float:
     ### END SOLUTION
 
 
+def ring_pass_cost(alpha: float, beta: float, n: float, p: int) -> float:
+    """Seconds of a ring reduce-scatter, or of a ring all-gather, of n bytes over p ranks."""
+    ### BEGIN SOLUTION
+    return (p - 1) * (alpha + n / p * beta)
+    ### END SOLUTION
+
+
+def all_to_all_cost(alpha: float, beta: float, n: float, p: int) -> float:
+    """Seconds of an all-to-all over p ranks, each with n bytes in p equal parts, one of them its own."""
+    ### BEGIN SOLUTION
+    return (p - 1) * (alpha + n / p * beta)
+    ### END SOLUTION
+
+
 def crossover(alpha: float, beta: float, p: int) -> float:
     """The size in bytes at which ring and tree take equally long; the tree is faster below. p is at least 2."""
     ### BEGIN SOLUTION
@@ -853,7 +879,10 @@ def crossover(alpha: float, beta: float, p: int) -> float:
 # %%
 p, link = 8, Link(alpha=5e-6, bandwidth=1e9)
 alpha, beta = link.alpha, 1 / link.bandwidth
-pairs = ((naive_cost, naive_all_reduce), (ring_cost, ring_all_reduce), (tree_cost, tree_all_reduce))
+pairs = (
+    *((naive_cost, naive_all_reduce), (ring_cost, ring_all_reduce), (tree_cost, tree_all_reduce)),
+    *((ring_pass_cost, ring_reduce_scatter), (ring_pass_cost, ring_all_gather)),
+)
 lines = ["| bytes | algorithm | model, us | virtual clock, us |", "|---|---|---|---|"]
 for zeros in (torch.zeros(8, dtype=torch.int64), torch.zeros(8192, dtype=torch.int64)):
     for cost, collective in pairs:
@@ -864,7 +893,7 @@ display(Markdown("\n".join(lines)))
 print(f"crossover of ring and tree: {crossover(alpha, beta, p):,.0f} bytes")
 
 # %% nbgrader={"grade_id": "costs-check", "grade": true, "locked": true, "points": 9}
-check("collectives.costs", naive_cost, ring_cost, tree_cost, crossover)
+check("collectives.costs", naive_cost, ring_cost, tree_cost, ring_pass_cost, all_to_all_cost, crossover)
 
 # %% [markdown]
 # ### Two sizes that matter
@@ -1220,6 +1249,25 @@ def transpose() -> list[list[float]]:
 for rank, parts in enumerate(SimCluster(3).run(transpose).values):
     print(f"rank {rank}: {parts}")
 
+# %% [markdown]
+# And its time for equal parts, beside `all_to_all_cost`. If yours takes longer, some ranks wait while others talk. If it
+# takes less, a rank has several messages under way at once: the model forbids that, the simulation does not.
+
+
+# %%
+def equal_parts(n: int) -> None:
+    p = dist.get_world_size()
+    all_to_all([torch.empty(n // p) for _ in range(p)], [torch.empty(n // p) for _ in range(p)])
+
+
+p, link = 8, Link(alpha=5e-6, bandwidth=1e9)
+for n in (16, 16_384):
+    model, timed = (
+        all_to_all_cost(link.alpha, 1 / link.bandwidth, 4 * n, p),
+        SimCluster(p, link=link).run(equal_parts, n),
+    )
+    print(f"{4 * n:,} bytes: model {1e6 * model:.2f} us, virtual clock {1e6 * timed.seconds:.2f} us")
+
 # %% nbgrader={"grade_id": "all-to-all-check", "grade": true, "locked": true, "points": 8}
 check("collectives.all_to_all", all_to_all)
 
@@ -1319,8 +1367,8 @@ check("collectives.reflection", answers)
 # about 2 µs for its bytes: 160 of them are 45 ms, all of it latency. Four times the bandwidth saves less than 1 % of
 # that.
 #
-# In prefill it is the other way round: 128 MiB take 18.8 ms of which 0.28 ms are latency, so faster cards make
-# prefill's communication nearly four times as fast.
+# In prefill it is the other way round: 128 MiB take 19.1 ms, 18.8 ms for the bytes and 0.28 ms of latency, so faster
+# cards make prefill's communication nearly four times as fast.
 #
 # For decoding, a tree has 6 rounds instead of 14: 20 ms instead of 45 if all of them crossed the network. With the ranks
 # 0 to 3 in one machine only two do, and with alpha = 1 µs inside it is 7.5 ms. (`tree_cost` alone gives the first

@@ -1,4 +1,4 @@
-"""What the text of the collectives unit claims about its reference, figure by figure; and its rings on real ranks."""
+"""What the text of the collectives unit claims about its reference, figure by figure; and all of it on real ranks."""
 
 from random import Random
 
@@ -9,6 +9,7 @@ from servelab.ranks import Cluster, Link, SimCluster
 from servelab.reference import collectives as reference
 
 RINGS = ("naive_all_reduce", "ring_all_reduce", "tree_all_reduce")
+HALVES = ("ring_reduce_scatter", "ring_all_gather")
 NVLINK, ETHERNET = 1 / 450e9, 1 / 12.5e9
 DECODE, PREFILL = 16_384, 134_217_728  # bytes of an all-reduce of Llama-3.1-70B: one token, and 8192
 
@@ -124,8 +125,27 @@ def test_the_virtual_clock_shows_what_the_models_say(p, n):
     assert seconds["naive_all_reduce"] == pytest.approx(naive)
 
 
+def equal_parts(n):
+    import torch
+    import torch.distributed as dist
+
+    p = dist.get_world_size()
+    reference.all_to_all(*([torch.zeros(n // p, dtype=torch.int64) for _ in range(p)] for _ in range(2)))
+
+
+@pytest.mark.parametrize("p", range(1, 9))
+@pytest.mark.parametrize("n", [0, 840, 8400])
+def test_one_pass_and_the_all_to_all_take_what_the_models_say(p, n):
+    link = Link(alpha=5e-6, bandwidth=1e9)
+    for name in HALVES:
+        assert run(name, p, n, link).seconds == pytest.approx(reference.ring_pass_cost(5e-6, 1e-9, 8 * n, p))
+    shifts = SimCluster(p, link=link).run(equal_parts, n).seconds
+    assert shifts == pytest.approx(reference.all_to_all_cost(5e-6, 1e-9, 8 * n, p))
+
+
 def test_costs_of_the_example():
     arguments = (1.0, 0.5, 4, 4)
+    assert reference.ring_pass_cost(*arguments) == reference.all_to_all_cost(*arguments) == 4.5
     assert [cost(*arguments) for cost in (reference.naive_cost, reference.ring_cost, reference.tree_cost)] == [
         18,
         9,
@@ -159,7 +179,11 @@ def test_advice_on_slow_decoding():
     assert step == pytest.approx(0.045, abs=0.0005)
     assert 1 - 160 * reference.ring_cost(20e-6, ETHERNET / 4, DECODE, 8) / step < 0.01
     assert 160 * reference.tree_cost(20e-6, ETHERNET, DECODE, 8) == pytest.approx(0.020, abs=0.001)
-    assert reference.ring_cost(20e-6, ETHERNET, PREFILL, 8) == pytest.approx(0.0188 + 0.00028, abs=0.0001)
+    prefill = reference.ring_cost(20e-6, ETHERNET, PREFILL, 8)
+    assert prefill == pytest.approx(0.0191, abs=0.00005)
+    assert reference.ring_cost(0, ETHERNET, PREFILL, 8) == pytest.approx(0.0188, abs=0.00005)
+    assert reference.ring_cost(20e-6, 0, PREFILL, 8) == pytest.approx(0.00028)
+    assert 3.8 < prefill / reference.ring_cost(20e-6, ETHERNET / 4, PREFILL, 8) < 4
 
 
 def test_a_tree_over_two_machines_crosses_the_network_twice():
@@ -236,6 +260,20 @@ def test_a_ready_collective_earns_nothing(name):
     assert verdict.first_failure.spec.name == "sends its own messages"
 
 
+@pytest.mark.parametrize("seed", [exercise.PUBLIC_SEED, 1, 2, 3])
+@pytest.mark.parametrize("name", READY)
+def test_every_number_of_ranks_is_tried_and_all_but_one_with_a_size_that_it_does_not_divide(name, seed):
+    tried, uneven = set(), set()
+    for challenge in exercise.find(f"collectives.{name}").challenges(Random(seed)):
+        p, n, splits = challenge["world"], challenge["n"], challenge.get("splits")
+        if challenge["groups"] is None:
+            tried.add(p)
+            other_sizes = "shift" in challenge and challenge["shift"] % p
+            if other_sizes or n % p or (splits and len({size for row in splits for size in row}) > 1):
+                uneven.add(p)
+    assert tried >= set(range(1, 9)) and uneven >= set(range(2, 9))
+
+
 NEAR_MISSES = {
     "naive_all_reduce": ["nothing is sent back"],
     "ring_reduce_scatter": ["rank r gets the chunk after its own", "what arrives replaces the own share"],
@@ -266,43 +304,64 @@ def test_another_algorithm_earns_less_than_a_near_miss_of_the_right_one(name):
     assert max(others) < min(0.45, *(earned(answer) for answer in NEAR_MISSES[name]))
 
 
-def compare(n):
-    """Each all-reduce of the unit beside the library's, in the world and in a group; the largest difference."""
+SIZES = (0, 2, 1001)
+
+
+def compare(name, n, group):
+    """A collective of the unit beside the library's; the largest difference."""
     import torch
     import torch.distributed as dist
 
-    group, found = dist.new_group([0, 2]), []
-    for name in RINGS:
-        for where in (None, group):
-            if where is not None and dist.get_rank() == 1:
-                continue
-            mine = torch.randn(n, generator=torch.Generator().manual_seed(dist.get_rank()), dtype=torch.float64)
-            theirs = mine.clone()
-            getattr(reference, name)(mine, where)
-            dist.all_reduce(theirs, group=where)
-            found.append((mine - theirs).abs().max().item() if n else 0.0)
-    return max(found)
+    rank, p = dist.get_rank(group), dist.get_world_size(group)
+    mine = torch.randn(n, generator=torch.Generator().manual_seed(dist.get_rank()), dtype=torch.float64)
+    theirs, halves = mine.clone(), {"ring_reduce_scatter": slice(rank, rank + 1), "ring_all_gather": slice(p)}
+    (all_gather if name == "ring_all_gather" else all_reduce)(theirs, group)
+    getattr(reference, name)(mine, group)
+    pairs = zip(mine.tensor_split(p), theirs.tensor_split(p), strict=True)
+    return max((one - other).abs().sum().item() for one, other in list(pairs)[halves.get(name, slice(p))])
 
 
-@pytest.mark.parametrize("n", [0, 2, 1001])
-def test_the_same_functions_on_real_ranks(n):
-    assert max(Cluster(3, backend="gloo").run(compare, n).values) < 1e-12
-
-
-def shuffle(splits):
+def shuffle(group):
+    """An all-to-all of parts with 0, 1 or 2 elements: whether each part is where it belongs."""
     import torch
     import torch.distributed as dist
 
-    rank, p = dist.get_rank(), len(splits)
-    outputs = [torch.empty(splits[source][rank]) for source in range(p)]
-    reference.all_to_all(outputs, [torch.full((splits[rank][to],), 10.0 * rank + to) for to in range(p)])
-    return [output.tolist() for output in outputs]
+    rank, p = dist.get_rank(group), dist.get_world_size(group)
+    outputs = [torch.empty((source + 2 * rank) % 3) for source in range(p)]
+    reference.all_to_all(outputs, [torch.full(((rank + 2 * to) % 3,), 10.0 * rank + to) for to in range(p)], group)
+    return [part.tolist() for part in outputs] == [[10.0 * i + rank] * ((i + 2 * rank) % 3) for i in range(p)]
 
 
-def test_an_uneven_all_to_all_on_real_ranks():
-    splits = [[1, 0, 2], [3, 1, 0], [0, 2, 1]]
-    values = Cluster(3, backend="gloo").run(shuffle, splits).values
-    assert values == [[[10.0 * i + j] * splits[i][j] for i in range(3)] for j in range(3)]
+def swapped(group):
+    """An exchange of r + 1 elements with the ranks beside this one: whether the right ones have come."""
+    import torch
+    import torch.distributed as dist
+
+    rank, p = dist.get_rank(group), dist.get_world_size(group)
+    source = (rank - 1) % p
+    incoming = torch.empty(source + 1)
+    reference.exchange(torch.full((rank + 1,), float(rank)), (rank + 1) % p, incoming, source, group)
+    return incoming.tolist() == [float(source)] * (source + 1)
+
+
+def everything():
+    """All that the unit has built, in the world and among the ranks with even numbers."""
+    import torch.distributed as dist
+
+    even, found = dist.new_group(list(range(0, dist.get_world_size(), 2))), {}
+    for group in (None, even):
+        if group is None or dist.get_rank() % 2 == 0:
+            where = "even ranks" if group else "all ranks"
+            found |= {(name, n, where): compare(name, n, group) for name in (*RINGS, *HALVES) for n in SIZES}
+            found |= {(test.__name__, where): 0.0 if test(group) else 1.0 for test in (shuffle, swapped)}
+    return found
+
+
+@pytest.mark.parametrize("p", [2, 3, 4, 8])
+def test_the_same_functions_on_real_ranks(p):
+    values = Cluster(p, backend="gloo").run(everything).values
+    assert [len(found) for found in values] == [34 if rank % 2 == 0 else 17 for rank in range(p)]
+    assert [what for found in values for what, difference in found.items() if not difference < 1e-9] == []
 
 
 @pytest.mark.gpu

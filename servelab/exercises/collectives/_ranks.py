@@ -30,6 +30,11 @@ def challenge(case: str, world: int, n: int, k: int = 0, **more: Any) -> dict:
     return {"case": case, "world": world, "n": n, "k": k, "groups": None, "shape": [n], **more}
 
 
+def uneven(p: int, sizes: Sequence[int]) -> list[int]:
+    """Those of some sizes that p does not divide."""
+    return [n for n in sizes if n % p]
+
+
 def groups_of(challenge: dict) -> list[list[int]]:
     """The groups that work side by side, as global ranks."""
     return challenge["groups"] or [list(range(challenge["world"]))]

@@ -22,17 +22,20 @@ CASES = (
 
 
 def challenges(rng: Random) -> list[dict]:
-    """Equal parts first, then unequal and empty ones; ``splits[i][j]`` are the elements from rank i to rank j."""
+    """Equal parts first, then unequal and empty ones, those for any number of ranks up to 8.
+
+    ``splits[i][j]`` are the elements from rank i to rank j.
+    """
     made = [
         _challenge(PARTS, [[2, 2], [2, 2]]),
         _challenge(ranks.ALONE, [[3]]),
         _challenge(PARTS, [[1] * 4] * 4),
         _challenge(ranks.ANY, [[2] * 3] * 3),
-        _challenge(ranks.ANY, [[1] * 5] * 5),
+        _challenge(ranks.ANY, [[1] * 6] * 6),
         _challenge(ranks.UNEVEN, [[1, 3], [2, 0]]),
         _challenge(ranks.UNEVEN, [[0, 0, 0], [4, 0, 1], [0, 2, 3]]),
     ]
-    drawn = [[[rng.choice((0, 1, 2, 5)) for _ in range(p)] for _ in range(p)] for p in (4, 7)]
+    drawn = [[[rng.choice((0, 1, 2, 5)) for _ in range(p)] for _ in range(p)] for p in (4, 5, 6, 7, 8)]
     groups = [_challenge(ranks.GROUP, [[2] * 3] * 3, 4, [[1, 2, 3]])]
     groups.append(_challenge(ranks.GROUP, [[1, 2, 3], [2, 0, 1], [1, 1, 4]], 5, [[0, 2, 4], [1, 3]]))
     return [*made, *(_challenge(ranks.UNEVEN, splits) for splits in drawn), *groups]

@@ -6,19 +6,23 @@ from servelab.exercise import Case, CaseSpec
 from servelab.exercises.collectives._ranks import expected_got, numbers
 from servelab.plain import close, plain
 
-ANSWERS = ("naive_cost", "ring_cost", "tree_cost", "crossover")
+COSTS = ("naive_cost", "ring_cost", "tree_cost", "ring_pass_cost", "all_to_all_cost")
+ANSWERS = (*COSTS, "crossover")
 NAIVE, RING, TREE, CROSS = "naive", "ring", "tree", "crossover"
+PASS, PARTS = "one pass of the ring", "all-to-all"
 ODD, ALONE, NEVER = "p that is no power of two", "one rank", "where the ring is never slower"
 CASES = (
     CaseSpec(NAIVE, hint=1, weight=2),
     CaseSpec(RING, hint=1, weight=2),
     CaseSpec(TREE, hint=2, weight=2),
+    CaseSpec(PASS, hint=1, weight=2),
+    CaseSpec(PARTS, hint=1, weight=2),
     CaseSpec(ODD, hint=2),
     CaseSpec(ALONE, hint=2, alone=False),
     CaseSpec(CROSS, hint=3, weight=2),
     CaseSpec(NEVER, hint=3, alone=False),
 )
-COSTS = ("naive_cost", "ring_cost", "tree_cost")
+PASSES = ((PASS, "ring_pass_cost"), (PARTS, "all_to_all_cost"))
 RTOL = 1e-9
 
 
@@ -30,6 +34,7 @@ def challenges(rng: Random) -> list[dict]:
         (RING, "ring_cost", 1.0, 0.5, 4, 4),
         (RING, "ring_cost", 1.0, 0.5, 5, 4),
         (TREE, "tree_cost", 1.0, 0.5, 4, 4),
+        *((case, name, 1.0, 0.5, n, 4) for case, name in PASSES for n in (4, 5)),
         *((ODD, name, 1.0, 0.5, 6, p) for p in (3, 6) for name in COSTS),
         *((ALONE, name, 1.0, 0.5, 4, 1) for name in COSTS),
         (NAIVE, "naive_cost", alpha, beta, 1 << 20, 2),
@@ -37,6 +42,7 @@ def challenges(rng: Random) -> list[dict]:
         (RING, "ring_cost", alpha, beta, 16_384, 2),
         (TREE, "tree_cost", alpha, beta, 16_384, 8),
         (TREE, "tree_cost", alpha, beta, 1 << 20, 2),
+        *((case, name, alpha, beta, 1 << 20, p) for case, name in PASSES for p in (2, 8)),
         *((ODD, name, alpha, beta, 1000, p) for name in COSTS for p in (5, 7, 9)),
     ]
     crossings = [(CROSS, 1.0, 0.5, 4), *((CROSS, alpha, beta, p) for p in (5, 7, 8, 64))]
@@ -45,10 +51,10 @@ def challenges(rng: Random) -> list[dict]:
     return made + [{"case": case, "call": "crossover", "arguments": rest} for case, *rest in crossings]
 
 
-def drive(challenge: dict, naive_cost, ring_cost, tree_cost, crossover) -> dict:
+def drive(challenge: dict, *functions) -> dict:
     """The number that one function returns."""
-    functions = {"naive_cost": naive_cost, "ring_cost": ring_cost, "tree_cost": tree_cost, "crossover": crossover}
-    return {"found": plain(functions[challenge["call"]](*challenge["arguments"]))}
+    named = dict(zip(ANSWERS, functions, strict=True))
+    return {"found": plain(named[challenge["call"]](*challenge["arguments"]))}
 
 
 def judge(challenge: dict, transcript: dict, expected: dict) -> list[Case]:

@@ -21,12 +21,17 @@ CASES = (
 
 
 def challenges(rng: Random) -> list[dict]:
-    """Rank r sends r + n elements to the rank ``shift`` places on; no message is needed where that is itself."""
+    """Rank r sends r + n elements to the rank ``shift`` places on; no message is needed where that is itself.
+
+    Any number of ranks up to 8; no two of them send equally much.
+    """
     k = rng.randrange(9)
     made = [
         ranks.challenge(ARRIVES, 2, 3, k, shift=1),
         ranks.challenge(ARRIVES, 3, 2, k, shift=1),
+        ranks.challenge(ARRIVES, 4, 1, k, shift=rng.randint(1, 3)),
         ranks.challenge(ARRIVES, 5, rng.randint(1, 5), k, shift=2),
+        *(ranks.challenge(ARRIVES, p, rng.randint(1, 5), k, shift=rng.randint(1, p - 1)) for p in (6, 7, 8)),
         ranks.challenge(ITSELF, 1, 3, k, shift=0),
         ranks.challenge(ITSELF, 2, 2, k, shift=0),
         ranks.challenge(ranks.GROUP, 4, 2, k, groups=[[1, 2, 3]], shift=1),

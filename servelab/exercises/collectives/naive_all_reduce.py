@@ -22,14 +22,14 @@ CASES = (
 
 
 def challenges(rng: Random) -> list[dict]:
-    """Two ranks first; then one, odd numbers, groups, and tensors that are not flat."""
+    """Two ranks first; then one, any other number up to 8 with a size that it does not divide, groups, other shapes."""
     k = rng.randrange(9)
     return [
         ranks.challenge(SUMS, 2, 3, k),
         ranks.challenge(ranks.ALONE, 1, 3, k),
         ranks.challenge(ranks.ANY, 3, 4, k),
-        ranks.challenge(SUMS, 4, rng.randint(5, 9), k),
-        ranks.challenge(ranks.ANY, 5, rng.randint(1, 4), k),
+        ranks.challenge(SUMS, 4, rng.choice(ranks.uneven(4, range(5, 10))), k),
+        *(ranks.challenge(ranks.ANY, p, rng.choice(ranks.uneven(p, range(1, 10))), k) for p in (5, 6, 7, 8)),
         ranks.challenge(ranks.GROUP, 4, 3, k, groups=[[1, 2, 3]]),
         ranks.challenge(ranks.GROUP, 6, 3, k, groups=[[0, 2, 3, 5], [1, 4]]),
         ranks.challenge(ranks.SHAPES, 2, 1, k, shape=[]),

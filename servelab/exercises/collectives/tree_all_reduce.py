@@ -23,10 +23,14 @@ CASES = (
 
 
 def challenges(rng: Random) -> list[dict]:
-    """Powers of two first; then all other numbers of ranks up to 8, groups, and tensors that are not flat."""
-    k = rng.randrange(9)
-    powers = [ranks.challenge(SUMS, p, rng.randint(2, 5), k) for p in (2, 4, 8)]
-    others = [ranks.challenge(ranks.ANY, p, rng.randint(2, 5), k) for p in (3, 5, 6, 7, rng.randint(13, 15))]
+    """Powers of two first; then all other numbers of ranks up to 8, groups, and tensors that are not flat.
+
+    No p divides its size.
+    """
+    k, numbers = rng.randrange(9), (3, 5, 6, 7, rng.randint(13, 15))
+    sizes = {p: rng.choice(ranks.uneven(p, range(2, 6))) for p in (2, 4, 8, *numbers)}
+    powers = [ranks.challenge(SUMS, p, sizes[p], k) for p in (2, 4, 8)]
+    others = [ranks.challenge(ranks.ANY, p, sizes[p], k) for p in numbers]
     groups = [(4, [[1, 2, 3]]), (6, [[0, 2, 3, 5], [1, 4]])]
     return [
         powers[0],

@@ -210,3 +210,21 @@ def untranslated(reference):
             work.wait()
 
     return all_to_all
+
+
+@wrong("nothing done with six ranks", case="any number of ranks")
+def idle_with_six(reference):
+    def all_to_all(outputs, inputs, group=None):
+        if dist.get_world_size(group) != 6:
+            reference.all_to_all(outputs, inputs, group)
+
+    return all_to_all
+
+
+@wrong("nothing done with eight ranks", case="any number of elements")
+def idle_with_eight(reference):
+    def all_to_all(outputs, inputs, group=None):
+        if dist.get_world_size(group) != 8:
+            reference.all_to_all(outputs, inputs, group)
+
+    return all_to_all

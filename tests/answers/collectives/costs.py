@@ -8,7 +8,7 @@ from servelab.answers import right, wrong
 
 def models(reference, **other):
     """The reference's functions, some of them replaced."""
-    names = ("naive_cost", "ring_cost", "tree_cost", "crossover")
+    names = ("naive_cost", "ring_cost", "tree_cost", "ring_pass_cost", "all_to_all_cost", "crossover")
     return tuple(other.get(name, getattr(reference, name)) for name in names)
 
 
@@ -26,12 +26,18 @@ def message_by_message(reference):
             seconds, reached = seconds + 2 * (alpha + n * beta), 2 * reached
         return seconds
 
+    def ring_pass_cost(alpha, beta, n, p):
+        return ring_cost(alpha, beta, n, p) / 2
+
+    def all_to_all_cost(alpha, beta, n, p):
+        return sum(alpha + beta * part for part in [n / p] * p) - alpha - beta * n / p
+
     def crossover(alpha, beta, p):
         """By bisection on the difference, which is a straight line."""
         at = [ring_cost(alpha, beta, n, p) - tree_cost(alpha, beta, n, p) for n in (0.0, alpha / beta)]
         return alpha / beta * at[0] / (at[0] - at[1])
 
-    return naive_cost, ring_cost, tree_cost, crossover
+    return naive_cost, ring_cost, tree_cost, ring_pass_cost, all_to_all_cost, crossover
 
 
 @right("numpy floats and fractions")
@@ -44,7 +50,11 @@ def with_numpy(reference):
     def ring_cost(alpha, beta, n, p):
         return float(2 * (p - 1) * alpha + Fraction(2 * (p - 1), p) * Fraction(n) * Fraction(beta))
 
-    return models(reference, tree_cost=tree_cost, ring_cost=ring_cost)
+    def ring_pass_cost(alpha, beta, n, p):
+        return np.arange(1, p).size * np.float64(alpha) + (1 - 1 / p) * n * beta
+
+    made = {"tree_cost": tree_cost, "ring_cost": ring_cost, "ring_pass_cost": ring_pass_cost}
+    return models(reference, **made, all_to_all_cost=ring_pass_cost)
 
 
 @wrong("the way back of the naive one forgotten", case="naive")
@@ -75,6 +85,61 @@ def alpha_once(reference):
 @wrong("bytes in whole numbers", case="ring")
 def whole_bytes(reference):
     return models(reference, ring_cost=lambda alpha, beta, n, p: 2 * (p - 1) * (alpha + n // p * beta))
+
+
+@wrong("a pass as long as the whole all-reduce", case="one pass of the ring")
+def two_passes(reference):
+    return models(reference, ring_pass_cost=reference.ring_cost)
+
+
+@wrong("a pass with p hops", case="one pass of the ring")
+def p_hops(reference):
+    return models(reference, ring_pass_cost=lambda alpha, beta, n, p: p * (alpha + n / p * beta))
+
+
+@wrong("a pass with the whole tensor at each hop", case="one pass of the ring")
+def whole_pass(reference):
+    return models(reference, ring_pass_cost=lambda alpha, beta, n, p: (p - 1) * (alpha + n * beta))
+
+
+@wrong("a pass in chunks of whole bytes", case="one pass of the ring")
+def whole_bytes_passed(reference):
+    return models(reference, ring_pass_cost=lambda alpha, beta, n, p: (p - 1) * (alpha + n // p * beta))
+
+
+@wrong("all parts under way at once", case="all-to-all")
+def at_once(reference):
+    return models(reference, all_to_all_cost=lambda alpha, beta, n, p: alpha + n / p * beta if p > 1 else 0.0)
+
+
+@wrong("all parts at one latency", case="all-to-all")
+def one_latency(reference):
+    return models(reference, all_to_all_cost=lambda alpha, beta, n, p: (alpha if p > 1 else 0) + (p - 1) / p * n * beta)
+
+
+@wrong("n bytes for each rank", case="all-to-all")
+def n_for_each(reference):
+    return models(reference, all_to_all_cost=lambda alpha, beta, n, p: (p - 1) * (alpha + n * beta))
+
+
+@wrong("n bytes shared out among the others", case="all-to-all")
+def among_the_others(reference):
+    return models(reference, all_to_all_cost=lambda alpha, beta, n, p: (p - 1) * alpha + n * beta if p > 1 else 0.0)
+
+
+@wrong("a message to itself", case="all-to-all")
+def to_itself(reference):
+    return models(reference, all_to_all_cost=lambda alpha, beta, n, p: p * (alpha + n / p * beta))
+
+
+@wrong("send and receive one after the other", case="all-to-all")
+def there_and_back(reference):
+    return models(reference, all_to_all_cost=reference.ring_cost)
+
+
+@wrong("one rank sends to itself", case="one rank")
+def alone_to_itself(reference):
+    return models(reference, all_to_all_cost=lambda alpha, beta, n, p: max(1, p - 1) * (alpha + n / p * beta))
 
 
 @wrong("the tree goes up only", case="tree")

@@ -185,3 +185,21 @@ def copy_only(reference):
             incoming.copy_(outgoing)
 
     return exchange
+
+
+@wrong("nothing done with six ranks", case="receives what the other rank sent")
+def idle_with_six(reference):
+    def exchange(outgoing, to, incoming, source, group=None):
+        if dist.get_world_size(group) != 6:
+            reference.exchange(outgoing, to, incoming, source, group)
+
+    return exchange
+
+
+@wrong("nothing done with eight ranks", case="receives what the other rank sent")
+def idle_with_eight(reference):
+    def exchange(outgoing, to, incoming, source, group=None):
+        if dist.get_world_size(group) != 8:
+            reference.exchange(outgoing, to, incoming, source, group)
+
+    return exchange

@@ -252,3 +252,13 @@ def passed_on(reference):
 @wrong("a tree", case="all goes to the first rank")
 def tree(reference):
     return lambda tensor, group=None: reference.tree_all_reduce(tensor, group)
+
+
+@wrong("nothing done with six ranks", case="any number of ranks")
+def idle_with_six(reference):
+    return lambda tensor, group=None: dist.get_world_size(group) == 6 or reference.naive_all_reduce(tensor, group)
+
+
+@wrong("nothing done with eight ranks", case="any number of ranks")
+def idle_with_eight(reference):
+    return lambda tensor, group=None: dist.get_world_size(group) == 8 or reference.naive_all_reduce(tensor, group)

@@ -247,3 +247,13 @@ def into_a_buffer(reference):
             reference.exchange(chunks[(rank - hop) % p], (rank + 1) % p, incoming, (rank - 1) % p, group)
 
     return ring_all_gather
+
+
+@wrong("nothing done with six ranks", case="any number of ranks")
+def idle_with_six(reference):
+    return lambda tensor, group=None: dist.get_world_size(group) == 6 or reference.ring_all_gather(tensor, group)
+
+
+@wrong("nothing done with eight ranks", case="any number of elements")
+def idle_with_eight(reference):
+    return lambda tensor, group=None: dist.get_world_size(group) == 8 or reference.ring_all_gather(tensor, group)

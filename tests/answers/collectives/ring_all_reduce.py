@@ -320,3 +320,13 @@ def ready_if_uneven(reference):
         (dist.all_reduce if uneven else reference.ring_all_reduce)(tensor, group=group)
 
     return ring_all_reduce
+
+
+@wrong("nothing done with six ranks", case="any number of ranks")
+def idle_with_six(reference):
+    return lambda tensor, group=None: dist.get_world_size(group) == 6 or reference.ring_all_reduce(tensor, group)
+
+
+@wrong("nothing done with eight ranks", case="any number of elements")
+def idle_with_eight(reference):
+    return lambda tensor, group=None: dist.get_world_size(group) == 8 or reference.ring_all_reduce(tensor, group)

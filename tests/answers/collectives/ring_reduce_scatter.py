@@ -345,3 +345,13 @@ def one_shift(reference):
         return tensor.view(-1).tensor_split(p)[rank]
 
     return ring_reduce_scatter
+
+
+@wrong("nothing done with six ranks", case="any number of ranks")
+def idle_with_six(reference):
+    return lambda tensor, group=None: dist.get_world_size(group) == 6 or reference.ring_reduce_scatter(tensor, group)
+
+
+@wrong("nothing done with eight ranks", case="any number of elements")
+def idle_with_eight(reference):
+    return lambda tensor, group=None: dist.get_world_size(group) == 8 or reference.ring_reduce_scatter(tensor, group)

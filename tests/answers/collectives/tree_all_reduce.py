@@ -310,3 +310,13 @@ def one_shift(reference):
         tensor += incoming
 
     return tree_all_reduce
+
+
+@wrong("nothing done with six ranks", case="any number of ranks")
+def idle_with_six(reference):
+    return lambda tensor, group=None: dist.get_world_size(group) == 6 or reference.tree_all_reduce(tensor, group)
+
+
+@wrong("nothing done with eight ranks", case="every rank holds the sum")
+def idle_with_eight(reference):
+    return lambda tensor, group=None: dist.get_world_size(group) == 8 or reference.tree_all_reduce(tensor, group)
