@@ -84,6 +84,9 @@
 # override inherited ones, and delete a given method if the inherited one already does it. When you have changed a class,
 # run the cells of the later ones again, too: until then they extend the old one.
 #
+# One case, "the times of a served trace" of `Scheduler` and `ChunkedScheduler`, looks at nothing but moments: a few
+# requests arrive on a simulated clock, memory is ample, and each token must come exactly when it is due.
+#
 # What a scheduler gets and gives is in `servelab.serving`:
 #
 # | class | what it is | fields and methods |
@@ -992,9 +995,9 @@ print_stall(PolicyScheduler, [16_384])
 # With no key, and blocks enough, every plan is determined. When blocks run out, the largest key is preempted, be it in
 # the middle of its prompt, and begins again. If your other methods leave nothing for `schedule` to do, delete it here.
 #
-# The check ends with the 10,000 requests of unit 03's conversation trace, of which thousands wait at a time, and takes a
-# few seconds for it. A queue that is searched for its smallest key at each admission takes several times as long as a
-# heap, and passes, too.
+# The check ends with the 10,000 requests of unit 03's conversation trace, their answers cut to at most 8 tokens. Thousands
+# wait at a time, and it takes a few seconds. A queue that is searched for its smallest key at each admission takes several
+# times as long as a heap, and passes, too.
 
 # %% [markdown]
 # <details><summary>Hint 1: where the budget goes</summary>
@@ -1071,6 +1074,39 @@ print_stall(ChunkedScheduler, [16_384, 2048, 1024, 512, 256])
 # of 512 tokens already keeps the arithmetic busy. At 256 it does not: the step is bound by reading the weights, and the
 # prompt needs more steps.
 #
+# ### Move the sliders
+#
+# Four chats of 60 tokens, and a long prompt after 100 ms: above all of it in one step, with your `PolicyScheduler` and the
+# budget of 16,384; below in chunks, with your `ChunkedScheduler` and the budget of the slider. Look for three things:
+#
+# - above, the chats' bars are as wide as the long prompt's, while it is computed: that is the stall;
+# - with a smaller budget, the chats' bars become narrower, and the long prompt's last one ends later;
+# - the shorter the prompt, the shorter the stall that is there to cut.
+
+
+# %%
+def stalled(scheduler_class, budget: int, prompt_tokens: int):
+    """Serve four chats, and a long prompt that arrives while they decode."""
+    chats = [Job(Request(f"chat {n}", 200, 60), 60) for n in range(4)]
+    late = Job(Request("long", prompt_tokens, 1, arrival=0.1), 1)
+    return serve(new_server(scheduler_class, 64, budget, 4000), [*chats, late], cost)
+
+
+def draw_stall(budget: int, prompt_tokens: int) -> None:
+    """Draw who runs when, with the whole prompt in one step and in chunks."""
+    whole, cut = stalled(PolicyScheduler, 16_384, prompt_tokens), stalled(ChunkedScheduler, budget, prompt_tokens)
+    both = {"the whole prompt": whole, f"chunks, a budget of {budget} tokens": cut}
+    display(iterations.timelines(both))
+    display(Markdown(iterations.stall_text(both)))
+
+
+explore(
+    draw_stall,
+    budget=IntSlider(1024, 128, 4096, 128, continuous_update=False),
+    prompt_tokens=IntSlider(14_050, 1050, 14_050, 500, continuous_update=False),
+)
+
+# %% [markdown]
 # The floor flatters small chunks. In Sarathi-Serve's measurements chunks of 512 cost up to 25 % of the prefill's time,
 # chunks of 2048 next to nothing; each chunk reads the KV of all chunks before it, and kernels like sizes that are
 # multiples of their tiles.
@@ -1121,10 +1157,14 @@ print_stall(ChunkedScheduler, [16_384, 2048, 1024, 512, 256])
 # request wait, who pays for it, and what would have to change?
 #
 # The tables are tested. `tests/test_vllm_referee.py`, in the course's repository, holds a class of a few methods over this
-# unit's reference that takes vLLM's side wherever the two differ: ties, victims among equals, cached prefixes, what is
-# refused. It replays 200 recorded runs of vLLM's own scheduler, 26,137 steps with and without chunks, priorities and a
-# prefix cache, and agrees with every step: tokens of each request, victims, prefix hits, who finished, blocks in use. Take
-# any one of its choices away, and some run comes out differently.
+# unit's reference that takes vLLM's side in ties, in the choice among equal victims and in cached prefixes. The two rows on
+# requests that are too large it leaves untested. Its `add` is that of `ChunkedScheduler`: with or without chunks it refuses
+# nothing over the budget, but, where vLLM would let it wait, what the whole memory could not hold; and no recorded run has
+# a request that is too large for either.
+#
+# It replays 200 recorded runs of vLLM's own scheduler, 26,137 steps with and without chunks, priorities and a prefix cache,
+# and agrees with every step: tokens of each request, victims, prefix hits, who finished, blocks in use. Take any one of its
+# choices away, and some run comes out differently.
 
 # %% [markdown]
 # ## 5. One flat batch
@@ -1590,9 +1630,9 @@ display(Markdown("\n".join(["| model | tokens | recompute ms | swap ms | cheaper
 # %% [markdown]
 # ## 8. One trace, three servers
 #
-# Why do people say that continuous batching goes with PagedAttention? Take them apart: OPT-13B on one 40 GB card, which
-# has room for 15,728 tokens of KV (Kwon et al., Table 1): 983 blocks of 16. The same 200 requests of the course's chat
-# trace, none longer than OPT's 2048 tokens, arrive at six rates.
+# Why do people say that continuous batching goes with PagedAttention? Take them apart: OPT-13B on one 40 GB card. Kwon et
+# al. (Table 1) give it 12 GB for KV, and 15.7K tokens. At 819,200 bytes a token 12 GiB hold 15,728: 983 blocks of 16. The
+# same 200 requests of the course's chat trace, none longer than OPT's 2048 tokens, arrive at six rates.
 #
 # | server | who runs | KV of a request |
 # |---|---|---|

@@ -3,6 +3,8 @@
 from bisect import bisect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
 from typing import Protocol
 
 from matplotlib.axes import Axes
@@ -51,24 +53,69 @@ def timeline(served: Served, kv: Memory | None = None) -> Figure:
     kv : Memory, optional
         Only its size is used.
     """
-    rows = [job.request.id for job in served.jobs[:MAX_ROWS]]
     scale, unit = (1e3, "ms") if served.seconds < MS_UNTIL else (1, "s")
+    height = 0.2 * len(served.jobs[:MAX_ROWS])
     with style.styled():
-        figure = Figure(figsize=(7.2, 1.2 + 0.2 * len(rows) + (0.9 if kv else 0)))
-        heights = [0.2 * len(rows), 0.8] if kv else [1]
+        figure = Figure(figsize=(7.2, 1.2 + height + (0.9 if kv else 0)))
+        heights = [height, 0.8] if kv else [1]
         axes, *below = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
-        for row, id in enumerate(rows):
-            _draw_row(axes, row, list(_spans(served, id)), _life(served, id), scale)
-        idle = _idle(served)
-        for start, end in idle:
-            axes.axvspan(scale * start, scale * end, zorder=0, **style.area("idle", linewidth=0))
-        axes.set(ylim=(len(rows) - 0.4, -0.6), xlim=(0, scale * served.seconds), ylabel="request")
-        axes.set_yticks(range(len(rows)), rows)
+        idle = _draw_rows(axes, served, scale)
+        axes.set_xlim(0, scale * served.seconds)
         if kv:
             _draw_kv(below[0], served, kv, scale)
         (below or [axes])[-1].set_xlabel(unit)
         _legend(figure, ["prefill", "decode", "preempted", *(["idle"] if idle else [])])
         return figure
+
+
+def timelines(runs: Mapping[str, Served]) -> Figure:
+    """The rows of `timeline` for several runs of a few requests, one panel a run, all with one time axis.
+
+    Parameters
+    ----------
+    runs : mapping of str to Served
+        By name, in the order to draw them in.
+    """
+    seconds = max(served.seconds for served in runs.values())
+    scale, unit = (1e3, "ms") if seconds < MS_UNTIL else (1, "s")
+    with style.styled():
+        heights = [0.2 * len(served.jobs[:MAX_ROWS]) for served in runs.values()]
+        figure = Figure(figsize=(7.2, 0.9 + 0.4 * len(runs) + sum(heights)))
+        panels = figure.subplots(len(runs), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+        idle = [_draw_rows(axes, served, scale) for axes, served in zip(panels, runs.values(), strict=True)]
+        for axes, name in zip(panels, runs, strict=True):
+            axes.set_title(name)
+        panels[-1].set(xlabel=unit, xlim=(0, scale * seconds))
+        _legend(figure, ["prefill", "decode", "preempted", *(["idle"] if any(idle) else [])])
+        return figure
+
+
+def stall_text(runs: Mapping[str, Served]) -> str:
+    """What `timelines` shows of a long prompt, as a Markdown table in ms: its text twin.
+
+    Gaps are those between two tokens of one request. The long prompt is the longest of the run.
+    """
+    lines = ["| | usual gap | longest gap | TTFT of the long prompt | its steps |", "|---" * 5 + "|"]
+    for name, served in runs.items():
+        gaps = [after - before for times in served.token_times.values() for before, after in pairwise(times)]
+        long = max((job.request for job in served.jobs), key=lambda request: request.prompt_tokens)
+        ttft, steps = served.token_times[long.id][0] - long.arrival, sum(long.id in s.prefill for s in served.steps)
+        moments = " | ".join(f"{1e3 * seconds:.1f}" for seconds in (median(gaps), max(gaps), ttft))
+        lines.append(f"| {name} | {moments} | {steps} |")
+    return "\n".join(lines)
+
+
+def _draw_rows(axes: Axes, served: Served, scale: float) -> list[tuple[float, float]]:
+    """A row for each request; returns when nobody was there."""
+    rows = [job.request.id for job in served.jobs[:MAX_ROWS]]
+    for row, id in enumerate(rows):
+        _draw_row(axes, row, list(_spans(served, id)), _life(served, id), scale)
+    idle = _idle(served)
+    for start, end in idle:
+        axes.axvspan(scale * start, scale * end, zorder=0, **style.area("idle", linewidth=0))
+    axes.set(ylim=(len(rows) - 0.4, -0.6), ylabel="request")
+    axes.set_yticks(range(len(rows)), rows)
+    return idle
 
 
 def _draw_row(axes: Axes, row: int, spans: list[tuple[str, float, float]], life: tuple, scale: float) -> None:

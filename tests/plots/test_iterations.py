@@ -112,6 +112,21 @@ def test_one_panel_a_run_on_one_time_axis():
     assert {axes.get_xlim() for axes in panels} == {(0, 10)}
 
 
+def test_timelines_have_the_rows_of_each_run_on_one_time_axis():
+    short = Served((JOBS[0],), [Step(0.0, 0.5, {"a": 4}, (), (), 1)], {"a": [0.5]})
+    upper, lower = iterations.timelines({"one": SERVED, "two": short}).axes
+    assert [axes.get_title(loc="left") for axes in (upper, lower)] == ["one", "two"]
+    assert bars(upper) == bars(iterations.timeline(SERVED).axes[0]) and len(bars(lower)) == 1
+    assert upper.get_xlim() == lower.get_xlim() == (0, 10) and lower.get_xlabel() == "s"
+    assert len(upper.patches) == 1 and not lower.patches
+    assert "idle" in [text.get_text() for text in upper.figure.legends[0].get_texts()]
+
+
+def test_the_stall_in_words():
+    (row,) = iterations.stall_text({"run": SERVED}).splitlines()[2:]
+    assert row == "| run | 3000.0 | 3000.0 | 2000.0 | 1 |"  # gaps of 3, 1 and 3 s; a has the longest prompt
+
+
 def test_curves_and_their_twin():
     points = {
         "static": [iterations.Point(1, 90, 3.2), iterations.Point(2, 149, 22.8)],

@@ -2,12 +2,15 @@
 
 Without a key, and with blocks enough, the order of the budget determines every plan: decodes, the unfinished prompt,
 new requests. When blocks run out, when they are taken is left to the scheduler, and with it who is the next victim.
+One case serves a few requests on the simulated clock, and compares the moments of their tokens.
 """
 
 from functools import cache
 from random import Random
+from typing import Any
 
 from servelab.exercise import Case, CaseSpec
+from servelab.exercises.continuous_batching import _clock as clock
 from servelab.exercises.continuous_batching import _server as server
 from servelab.exercises.continuous_batching._policies import FEWEST, HIGHEST, KEYS, PolicyReferee, add, made
 from servelab.exercises.continuous_batching._server import Broken, limits
@@ -22,7 +25,8 @@ FILLS, DECODES = "fills the budget", "decodes are never held up"
 UNFINISHED, BY_KEY = "the unfinished prompt before new ones", "in the order of the key"
 REFUSES, ABORTS = "refuses only what memory cannot hold", "forgets what is aborted"
 ROOM, PREEMPTS = "all known tokens must fit", "begins again after a preemption"
-REFUND, LONG, TRACE = "a victim's tokens go back to the budget", "long runs", "10,000 requests"
+REFUND, TIMES = "a victim's tokens go back to the budget", "the times of a served trace"
+LONG, TRACE = "long runs", "10,000 requests"
 CASES = (
     CaseSpec(CHUNKS, hint=2, weight=3),
     CaseSpec(ENDS, hint=2, weight=2),
@@ -35,7 +39,8 @@ CASES = (
     CaseSpec(ROOM, hint=2, weight=2),
     CaseSpec(PREEMPTS, hint=2, weight=2),
     CaseSpec(REFUND, hint=1),
-    CaseSpec(LONG, hint=1, weight=3),
+    CaseSpec(TIMES, hint=1),
+    CaseSpec(LONG, hint=1, weight=2),
     CaseSpec(TRACE, hint=1, weight=2),
 )
 WORKED = [add(0, "A", 4, 4), add(0, "B", 13, 3), add(0, "C", 5, 2)]
@@ -93,12 +98,22 @@ DIRECTED: tuple[tuple[str, str, dict, tuple[int, int], list[list], dict[str, int
     (REFUND, HIGHEST, limits(3, 3), (3, 8), [add(0, "a", 1, 9, 1), add(1, "b", 7, 5, 3), add(4, "c", 8, 2, 2)], {}),
 )
 
+# (max_num_seqs, budget), jobs: id, prompt, max_tokens, arrival, tokens of the answer
+SERVED: tuple[tuple[tuple[int, int], list[list]], ...] = (
+    ((2, 8), [["a", 4, 6, 0.0, 6], ["b", 18, 3, 1.5, 2]]),
+    (
+        (3, 8),
+        [["a", 3, 9, 0.0, 8], ["b", 21, 2, 2.0, 2], ["c", 5, 4, 2.5, 1], ["d", 9, 3, 3.0, 3], ["e", 8, 1, 30.0, 1]],
+    ),
+)
+
 
 def challenges(rng: Random) -> list[dict]:
-    """Directed runs, smallest first, then random runs in too little memory, then the trace."""
+    """Directed runs, smallest first, then served traces, random runs in too little memory, the trace."""
     directed = [server.challenge(row[0], row[2], *row[3:]) | {"key": row[1]} for row in DIRECTED]
     drawn = [_drawn(rng, key, n) for n in (12, 60) for key in ("", HIGHEST, FEWEST)]
-    return [*directed, *drawn, _long_run()]
+    served = [clock.challenge(TIMES, limits(*most), jobs) for most, jobs in SERVED]
+    return [*directed, *served, clock.drawn(rng, TIMES, limits(3, 8), 30), *drawn, _long_run()]
 
 
 def _drawn(rng: Random, key: str, requests: int) -> dict:
@@ -131,8 +146,10 @@ def _trace(name: str) -> tuple[TraceRequest, ...]:
     return read_trace(name).requests
 
 
-def drive(challenge: dict, scheduler_class) -> list[dict]:
-    """Run the script and write down every plan and who holds how many blocks."""
+def drive(challenge: dict, scheduler_class) -> list[dict] | dict:
+    """Run the script and write down every plan and who holds how many blocks; or serve, and write down the moments."""
+    if "jobs" in challenge:
+        return clock.drive(challenge, scheduler_class)
     key = [KEYS[challenge["key"]][0]] if challenge["key"] else []
     return server.drive(_with_events(challenge), lambda config, kv: scheduler_class(config, kv, *key))
 
@@ -164,8 +181,10 @@ class ChunkReferee(PolicyReferee):
         return self.num_victims if live.id in self.grown else 0
 
 
-def judge(challenge: dict, transcript: list, expected: None) -> list[Case]:
+def judge(challenge: dict, transcript: Any, expected: None) -> list[Case]:
     """Follow the run with the referee, who has seen neither the reference's plans nor the scheduler's inside."""
+    if "jobs" in challenge:
+        return clock.judged(challenge, transcript, chunked=True)
     key = KEYS[challenge["key"]][1] if challenge["key"] else lambda live: 0
     rules = server.Rules(chunked=True, key=key)
     return server.judged(_with_events(challenge), rules, transcript, {"share": 1, "refusal": 3}, ChunkReferee)
@@ -173,6 +192,8 @@ def judge(challenge: dict, transcript: list, expected: None) -> list[Case]:
 
 def show(challenge: dict) -> str:
     """The run as Python; that of the trace starts from the file."""
+    if "jobs" in challenge:
+        return clock.show(challenge, made("ChunkedScheduler", ""))
     shown = server.show(challenge, made("ChunkedScheduler", challenge["key"]))
     if "trace" not in challenge:
         return shown

@@ -1,8 +1,13 @@
-"""First come, first served, with KV reserved for the whole answer: plans are judged step by step by a referee."""
+"""First come, first served, with KV reserved for the whole answer: plans are judged step by step by a referee.
+
+One case serves a few requests on the simulated clock, and compares the moments of their tokens.
+"""
 
 from random import Random
+from typing import Any
 
 from servelab.exercise import Case, CaseSpec
+from servelab.exercises.continuous_batching import _clock as clock
 from servelab.exercises.continuous_batching import _server as server
 from servelab.exercises.continuous_batching._server import add, limits
 
@@ -11,7 +16,8 @@ COMPARED = False
 PLANS, JOINS, ENDS = "a prompt, then a token a step", "joins while others run", "ends at EOS or at max_tokens"
 ORDER, SEATS, BUDGET = "first come, first served", "keeps max_num_seqs", "keeps the token budget"
 ROOM, FREES = "reserves room for the whole answer", "frees what has finished"
-REFUSES, ABORTS, LONG = "refuses what can never run", "forgets what is aborted", "long runs"
+REFUSES, ABORTS = "refuses what can never run", "forgets what is aborted"
+TIMES, LONG = "the times of a served trace", "long runs"
 CASES = (
     CaseSpec(PLANS, hint=2, weight=2),
     CaseSpec(JOINS, hint=1, weight=2),
@@ -23,6 +29,7 @@ CASES = (
     CaseSpec(FREES, hint=2),
     CaseSpec(REFUSES, hint=3, weight=2),
     CaseSpec(ABORTS, hint=3, weight=2),
+    CaseSpec(TIMES, hint=1),
     CaseSpec(LONG, hint=3, weight=2),
 )
 RULES = server.Rules(whole_answer=True, recompute=False)
@@ -90,28 +97,45 @@ DIRECTED: tuple[tuple[str, tuple[int, int], tuple[int, int], list[list], dict[st
     (ABORTS, (2, 9), (9, 4), [add(0, "a", 2, 3), [1, "abort during", "a"], [1, "add during", "a", 3, 2]], {}),
 )
 
+# (max_num_seqs, budget), jobs: id, prompt, max_tokens, arrival, tokens of the answer
+SERVED: tuple[tuple[tuple[int, int], list[list]], ...] = (
+    ((2, 16), [["a", 8, 4, 0.0, 4], ["b", 6, 3, 2.5, 3]]),
+    (
+        (3, 16),
+        [["a", 8, 6, 0.0, 5], ["b", 4, 2, 0.5, 2], ["c", 4, 6, 0.5, 2], ["d", 12, 3, 3.0, 3], ["e", 2, 1, 20.0, 1]],
+    ),
+    (
+        (2, 12),
+        [["a", 4, 3, 1.0, 2], ["b", 2, 8, 1.0, 8], ["c", 12, 2, 1.5, 2], ["d", 1, 4, 2.0, 1], ["e", 3, 2, 4.0, 2]],
+    ),
+)
+
 
 def challenges(rng: Random) -> list[dict]:
-    """Directed cases, smallest first, then other EOS tokens, then random runs."""
+    """Directed cases, smallest first, then other EOS tokens, served traces, random runs."""
     directed = [
         server.challenge(case, limits(*most), blocks, events, eos) for case, most, blocks, events, eos in DIRECTED
     ]
     others = [
         server.challenge(ENDS, limits(1, 8, eos_token_id=id), (4, 4), [add(0, "a", 2, 6)], {"a": 4}) for id in (0, 1, 7)
     ]
-    return [*directed, *others, *(server.drawn(rng, LONG, n) for n in (8, 30, 90))]
+    long = [server.drawn(rng, LONG, n) for n in (8, 30, 90)]
+    served = [clock.challenge(TIMES, limits(*most), jobs) for most, jobs in SERVED]
+    return [*directed, *others, *served, clock.drawn(rng, TIMES, limits(3, 16), 12), *long]
 
 
-def drive(challenge: dict, scheduler_class) -> list[dict]:
-    """Run the script and write down every plan and who holds how many blocks."""
-    return server.drive(challenge, scheduler_class)
+def drive(challenge: dict, scheduler_class) -> list[dict] | dict:
+    """Run the script and write down every plan and who holds how many blocks; or serve, and write down the moments."""
+    return (clock if "jobs" in challenge else server).drive(challenge, scheduler_class)
 
 
-def judge(challenge: dict, transcript: list, expected: list) -> list[Case]:
+def judge(challenge: dict, transcript: Any, expected: None) -> list[Case]:
     """Follow the run with the referee, who has seen neither the reference's plans nor the scheduler's inside."""
+    if "jobs" in challenge:
+        return clock.judged(challenge, transcript, chunked=False)
     return server.judged(challenge, RULES, transcript, {"order": 2, "refusal": 3})
 
 
 def show(challenge: dict) -> str:
     """The run as Python."""
-    return server.show(challenge, "Scheduler(config, kv)")
+    return (clock if "jobs" in challenge else server).show(challenge, "Scheduler(config, kv)")

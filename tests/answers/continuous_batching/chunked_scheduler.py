@@ -9,6 +9,8 @@ from servelab.answers import right, wrong
 from servelab.kv import OutOfBlocks
 from servelab.serving import Sequence, StepPlan
 
+TIMES = "the times of a served trace"
+
 
 @right("lists, victims chosen before anything is planned, all blocks of a prompt at admission, NumPy's numbers")
 def sorted_lists(reference):
@@ -601,6 +603,32 @@ def refund_lost(reference):
             left = self.left
             super()._preempt(seq, plan)
             self.left = left
+
+    return Answer
+
+
+@wrong("takes the number of plans for the time: who arrived at 3 s has to wait for the third", case=TIMES)
+def plans_for_seconds(reference):
+    class Answer(reference.ChunkedScheduler):
+        number = -1
+
+        def schedule(self):
+            self.number += 1
+            return super().schedule()
+
+        def _head(self):
+            seq = super()._head()
+            return seq if seq and seq.request.arrival <= self.number else None
+
+    return Answer
+
+
+@wrong("the end of a prompt has a step of its own", case=TIMES)
+def last_token_later(reference):
+    class Answer(reference.ChunkedScheduler):
+        def _chunk(self, seq):
+            n = super()._chunk(seq)
+            return n - 1 if n == seq.missing > 1 else n
 
     return Answer
 

@@ -1,6 +1,7 @@
 """Named answers to `Scheduler`: mistakes seen in public courses and systems, and right ones built differently."""
 
 from collections import UserDict
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -842,6 +843,69 @@ def two_release_points(base):
         def finish_step(self, plan, outputs):
             self.taken -= sum(id not in self.running for id in plan.scheduled)
             return super().finish_step(plan, outputs)
+
+    return Answer
+
+
+@wrong("takes the number of plans for the time: who arrived at 3 s has to wait for the third", case=cases.TIMES)
+def plans_for_seconds(reference):
+    class Answer(reference.Scheduler):
+        number = -1
+
+        def schedule(self):
+            self.number += 1
+            return super().schedule()
+
+        def _head(self):
+            seq = super()._head()
+            return seq if seq and seq.request.arrival <= self.number else None
+
+    return Answer
+
+
+@wrong("who has finished takes part in one more step", case=cases.TIMES)
+def stays_in_the_batch(reference):
+    class Answer(reference.Scheduler):
+        late = ()
+
+        def schedule(self):
+            plan = super().schedule()
+            return StepPlan(plan.scheduled | dict.fromkeys(self.late, 1))
+
+        def finish_step(self, plan, outputs):
+            self.late = super().finish_step(plan, outputs)
+            return self.late
+
+    return Answer
+
+
+@wrong("a slot is given back one step too late", case=cases.TIMES)
+def late_slot(reference):
+    class Answer(reference.Scheduler):
+        late = ()
+
+        def schedule(self):
+            seats = self.config.max_num_seqs - len(self.late)
+            self.late = ()
+            if len(self.running) >= seats:
+                return StepPlan(dict.fromkeys(self.running, 1))
+            most, self.config = self.config, replace(self.config, max_num_seqs=seats)
+            plan, self.config = super().schedule(), most
+            return plan
+
+        def finish_step(self, plan, outputs):
+            self.late = super().finish_step(plan, outputs)
+            return self.late
+
+    return Answer
+
+
+@wrong("gathers: one alone joins only when nobody runs", case=cases.TIMES)
+def gathers(reference):
+    class Answer(reference.Scheduler):
+        def schedule(self):
+            waiting = sum(self.sequences.get(seq.id) is seq for seq in self.waiting)
+            return StepPlan(dict.fromkeys(self.running, 1)) if self.running and waiting < 2 else super().schedule()
 
     return Answer
 
