@@ -159,7 +159,7 @@ def serve(scheduler, jobs: Iterable[Job], cost: StepCost, config: SchedulerConfi
         elif added < len(queue):
             clock = max(clock, queue[added].request.arrival)
         else:
-            raise RuntimeError(f"nothing scheduled at {clock:.3f} s, but {len(live)} requests are not finished")
+            raise RuntimeError(f"nothing is scheduled at {clock:g} s, though unfinished: {', '.join(list(live)[:5])}")
     return served
 
 
@@ -174,8 +174,9 @@ def _step(scheduler, plan: StepPlan, live, served: Served, clock: float, cost: S
     prefill, decode, outputs, kv_tokens = {}, [], {}, 0
     for id, n in plan.scheduled.items():
         state = live.get(id)
-        if state is None or not 1 <= n <= state.known - state.computed:
-            raise ValueError(f"the plan computes {n} tokens of request {id}, which has no so many to compute")
+        left = state.known - state.computed if state else 0
+        if state is None or not 1 <= n <= left:
+            raise ValueError(f"the plan computes {n} tokens of request {id}, which has {left} left to compute")
         kv_tokens += state.computed
         if state.computed >= state.job.request.prompt_tokens and n == 1 == state.known - state.computed:
             decode.append(id)

@@ -44,7 +44,7 @@ class NeverDone(reference.Scheduler):
             "request 'c' arrived at 0.5 s: expected its first token at 4.25 s (TTFT 3.75 s);"
             " it came at 4.75 s (TTFT 4.25 s)",
         ),
-        (NeverDone, "on the simulated clock: RuntimeError: nothing scheduled at"),
+        (NeverDone, "on the simulated clock: RuntimeError: nothing is scheduled at"),
     ],
 )
 def test_a_message_says_whose_token_came_when(answer, message):
