@@ -7,9 +7,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from servelab import exercise  # noqa: E402
+from servelab.exercises.capstone import _workload  # noqa: E402
 from servelab.exercises.capstone import rank_model as ranks  # noqa: E402
 from servelab.exercises.capstone._script import add, step  # noqa: E402
-from servelab.exercises.capstone.engine import play  # noqa: E402
+from servelab.exercises.capstone.engine import WORKLOADS, play  # noqa: E402
 from servelab.kv import OutOfBlocks  # noqa: E402
 from servelab.llm import LLM  # noqa: E402
 from servelab.mutants import read_cells  # noqa: E402
@@ -64,6 +65,66 @@ def test_a_step_that_raises_after_a_preemption_says_who_was_preempted():
 
     message, _ = first_failure("engine", engine(step=step))
     assert "; preempted in step 2: b" in message
+
+
+def test_the_workloads_take_the_steps_that_the_unit_says(capsys):
+    subject, probes, verdict = judged("engine", reference.Engine)
+    asked = {probe.challenge["workload"]: probe for probe in probes if probe.cases == (WORKLOADS,)}
+    assert verdict.passed and {name: probe.expected["decode"] for name, probe in asked.items()} == {
+        "w16": 255,
+        "w32": 319,
+    }
+    for probe in asked.values():
+        exec(subject.show(probe.challenge), {"Engine": reference.Engine})
+    lines = capsys.readouterr().out.splitlines()
+    assert (
+        lines[2]
+        == "w32: 319 decode steps, 320 calls of step(), 320 forward passes; at the end 0 unfinished, 0 blocks in use"
+    )
+    assert [line.strip() for line in lines[1::2]] == [
+        "w16: 16 of 16 answers as in the plain loop",
+        "w32: 32 of 32 answers as in the plain loop",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("step", lambda self: None, "w16: step 0: step() returned an object of type NoneType"),
+        ("step", lambda self: [], "w16: after 1000 calls of step() 16 requests are unfinished"),
+        ("step", lambda self: {}["a"], "w16: step 0: step() raised KeyError: 'a'"),
+        ("add", lambda self, request, prompt: {}["a"], "w16: add('r00') raised KeyError: 'a'"),
+        ("num_unfinished", 0, "w16: expected 255 decode steps, got 0"),
+    ],
+)
+def test_a_workload_that_breaks_off(name, value, message):
+    asked = {"case": WORKLOADS, "workload": "w16", "seed": 0}
+    want, got = (_workload.drive(asked, each) for each in (reference.Engine, engine(**{name: value})))
+    assert _workload.judge(asked, got, want).message == message
+
+
+def test_an_engine_serves_with_the_layers_of_unit_06():
+    from servelab.exercises.capstone import _model
+    from servelab.llm import thread
+    from servelab.llm.engine import WatchedScheduler, serve
+    from servelab.llm.kv import Pages
+    from servelab.ranks import SimCluster
+    from servelab.ranks.communicator import Communicator
+    from servelab.reference import continuous_batching
+    from servelab.serving import Request, SchedulerConfig
+
+    whole, prompts = _model.model(1, eos_token_id=-1), {"a": [3, 1, 4, 1, 5, 9], "b": [2, 7]}
+
+    def on_a_rank():
+        comm, kv = Communicator(), PagedKV(paged_kv.BlockAllocator(8, 4))
+        layered = thread.LayeredLLM(whole.config, whole.weights, comm, tensor_parallel.DecoderLayer)
+        pages = Pages.of(reference.rank_model(whole.config, whole.weights, comm), 8, 4, paged_kv)
+        made = continuous_batching.ChunkedScheduler(SchedulerConfig(2, 3, eos_token_id=-1), kv)
+        scheduler = WatchedScheduler(made, kv)
+        todo = [(Request(id, len(tokens), 6), tokens) for id, tokens in prompts.items()]
+        return serve(reference.Engine(layered, scheduler, kv, pages), scheduler, todo)[1]
+
+    assert SimCluster(2).run(on_a_rank).values == [thread.plain_loop(whole, prompts, 6)] * 2
 
 
 def test_telling_the_scheduler_of_an_empty_plan_costs_one_case():

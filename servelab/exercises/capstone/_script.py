@@ -233,7 +233,7 @@ class _Run:
                 self.remark(self.kv, ids) if outcome["raised"] == "KeyError" else ""
             )
             return False
-        record["new"] = _tokens(outcome["returned"])
+        record["new"] = new_tokens(outcome["returned"])
         record |= {"calls": self.calls[:], "plans": self.scheduler.asked, "given": self.scheduler.given[:]}
         record |= {"blocked": self.scheduler.blocked[:], **self._state()}
         self.scheduler.asked = 0
@@ -256,7 +256,7 @@ class _Run:
         return {"unfinished": plain(self.engine.num_unfinished), "used": self.kv.num_blocks - self.kv.num_free}
 
 
-def _tokens(returned: Any) -> Any:
+def new_tokens(returned: Any) -> Any:
     """New tokens as ``[id, token, finished]``, in the order of ids."""
     if not isinstance(returned, (list, tuple)):
         return {"instead": type_name(returned)}
@@ -369,7 +369,7 @@ def _listed(new: Any) -> str:
     """New tokens as a learner should read them."""
     if not isinstance(new, list):
         return f"an object of type {new.get('instead')}"
-    parts = [f"{id}: {_token(token)}{_ending(finished)}" for id, token, finished in new[:6]]
+    parts = [f"{id}: {token_text(token)}{_ending(finished)}" for id, token, finished in new[:6]]
     return ", ".join(parts) or "no token"
 
 
@@ -383,10 +383,10 @@ def _outputs(given: Any) -> str:
     """What `finish_step` was given, as a learner should read it."""
     if not isinstance(given, dict):
         return text(given, 80)
-    return "{" + ", ".join(f"{id!r}: {_token(token)}" for id, token in list(given.items())[:6]) + "}"
+    return "{" + ", ".join(f"{id!r}: {token_text(token)}" for id, token in list(given.items())[:6]) + "}"
 
 
-def _token(token: Any) -> str:
+def token_text(token: Any) -> str:
     """A token, or what is there instead of one."""
     if is_array(token):
         return f"a tensor of shape {token['shape']}, not an int"

@@ -1,10 +1,13 @@
-"""Check of `Engine`: the tokens of every step of scripted runs, and how many forward passes gave them."""
+"""Check of `Engine`: the tokens of every step of scripted runs, and how many forward passes gave them.
+
+Then two whole workloads: the steps that they take, their tokens, and that no block is left in use.
+"""
 
 from dataclasses import replace
 from random import Random
 
 from servelab.exercise import Case, CaseSpec
-from servelab.exercises.capstone import _model
+from servelab.exercises.capstone import _model, _workload
 from servelab.exercises.capstone import _script as script
 from servelab.exercises.capstone._script import add, answer, challenge, prompt, step
 
@@ -17,7 +20,7 @@ ONE, CHUNKS, MIXED = (
 PASSES, ROWS, ENDS = "one forward pass a step", "one row of logits a request", "an answer ends"
 BACK, PREEMPTED, ABORTED = "KV is given back", "a preempted request goes on", "an aborted request is gone"
 AGAIN, REFUSED, IDLE = "an id comes again", "what cannot run is refused", "a step with nothing to do"
-SHARED, DRAWN = "requests share nothing", "a random run"
+SHARED, DRAWN, WORKLOADS = "requests share nothing", "a random run", "the two workloads"
 CASES = (
     CaseSpec(ONE, hint=1, weight=3),
     CaseSpec(CHUNKS, hint=2, weight=2),
@@ -33,6 +36,7 @@ CASES = (
     CaseSpec(IDLE, hint=1),
     CaseSpec(SHARED, hint=3),
     CaseSpec(DRAWN, hint=3, weight=2),
+    CaseSpec(WORKLOADS, hint=3, weight=3),
 )
 SAID = ("tokens", "events", "unfinished", "given")
 ALSO = {  # what else a challenge of this case tests
@@ -45,12 +49,13 @@ OWN = {ABORTED: (*SAID, "used"), IDLE: (*SAID, "idle"), DRAWN: (*SAID, "passes",
 
 
 def challenges(rng: Random) -> list[dict]:
-    """Directed runs, then random ones."""
+    """Directed runs, then random ones, then the workloads."""
     one = [step({"a": 3}, add("a", prompt(rng, 3), 3)), step({"a": 1}), step({"a": 1}), step({})]
     runs = [challenge(ONE, one), _chunks(rng), *_mixed(rng), *_ends(rng), *_preempted(rng), _aborted(rng), _again(rng)]
     runs += [_refused(rng), _idle(rng), *_shared(rng)]
     sizes = (3, 0.0, 0.0), (2, 0.15, 0.0), (4, 0.1, 0.15)  # of a block; chances of preemption and abort
-    return runs + [script.drawn(rng, DRAWN, 8, size, lost, gone) for size, lost, gone in sizes]
+    runs += [script.drawn(rng, DRAWN, 8, size, lost, gone) for size, lost, gone in sizes]
+    return runs + [{"case": WORKLOADS, "workload": name, "seed": rng.randrange(1000)} for name in ("w16", "w32")]
 
 
 def _chunks(rng: Random) -> dict:
@@ -140,14 +145,18 @@ def _shared(rng: Random) -> list[dict]:
 
 
 def drive(asked: dict, Engine) -> dict:
-    """Run the engine by the script; attention is unit 03's, as `servelab.parts` finds it."""
+    """Run the engine by the script, where attention is unit 03's, as `servelab.parts` finds it; or serve a workload."""
     from servelab.parts import paged_kv
 
+    if asked["case"] == WORKLOADS:
+        return _workload.drive(asked, Engine)
     return script.drive(asked, lambda: script.recorded_kv(asked), Engine, paged_kv)
 
 
 def judge(asked: dict, transcript: dict, expected: dict) -> list[Case]:
-    """Every token, pass and block is determined by the script."""
+    """Every token, pass and block is determined by the script, or by the workload."""
+    if asked["case"] == WORKLOADS:
+        return [_workload.judge(asked, transcript, expected)]
     found: dict[str, str] = {}
     for got, want in zip(transcript["runs"], expected["runs"], strict=True):
         found = script.compare(asked, got, want) | found
@@ -169,6 +178,11 @@ def _another_row(got: list[dict], want: list[dict]) -> bool:
 
 def show(asked: dict) -> str:
     """The run as Python."""
+    if asked["case"] == WORKLOADS:
+        return (
+            "from servelab.exercises.capstone.engine import play_workload\n"
+            f"play_workload(Engine, {asked['workload']!r}, seed={asked['seed']})  # of the model's weights"
+        )
     return script.shown(asked, "Engine", "engine")
 
 
@@ -176,3 +190,8 @@ def play(Engine, steps: list[dict], block_size: int, eos: int, **more) -> None:
     """Run an engine by a script and print what each step gave."""
     asked = challenge(ONE, steps, block_size, eos, **more)
     script.print_runs(asked, drive(asked, Engine))
+
+
+def play_workload(Engine, workload: str, seed: int) -> None:
+    """Serve a workload with the check's model, print what it took, and compare with the plain loop."""
+    _workload.play(Engine, workload, seed)

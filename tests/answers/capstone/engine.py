@@ -8,6 +8,7 @@ import numpy as np
 from servelab.answers import right, wrong
 from servelab.llm.engine import NewToken
 from servelab.serving import StepPlan
+from servelab.simulation import StaticBatches
 
 
 def changed(reference, **methods):
@@ -528,7 +529,8 @@ def any_length(reference):
 def one_token_long(reference):
     class Engine(reference.Engine):
         def add(self, request, prompt):
-            if len(prompt) != request.prompt_tokens or len(prompt) + request.max_tokens > 49:
+            longest = self.model.config.max_model_len + 1
+            if len(prompt) != request.prompt_tokens or len(prompt) + request.max_tokens > longest:
                 raise ValueError(request)
             self.scheduler.add(request)
             self.tokens[request.id], self.computed[request.id] = list(prompt), 0
@@ -608,5 +610,145 @@ def room_for_three(reference):
     class Engine(reference.Engine):
         def step(self):
             return super().step()[:3]
+
+    return Engine
+
+
+@wrong("rests a step when an answer has ended and others wait", case="the two workloads")
+def rests(reference):
+    class Engine(reference.Engine):
+        resting = False
+
+        def step(self):
+            if self.resting:
+                self.resting = False
+                return []
+            new = super().step()
+            self.resting = any(token.finished for token in new) and 0 in self.computed.values()
+            return new
+
+    return Engine
+
+
+@wrong("one more step at the end", case="the two workloads")
+def one_more_step(reference):
+    class Engine(reference.Engine):
+        last = 0
+
+        @property
+        def num_unfinished(self):
+            return max(len(self.tokens), self.last)
+
+        def step(self):
+            new = super().step()
+            self.last = len(new)
+            return new
+
+    return Engine
+
+
+@wrong("tells the scheduler of a step's end in the next step", case="the two workloads")
+def a_step_late(reference):
+    class Engine(reference.Engine):
+        late = None
+
+        def step(self):
+            done = self.scheduler.finish_step(*self.late) if self.late else []
+            for id in done:
+                self._forget(id)
+            plan, self.late = self.scheduler.schedule(), None
+            self.computed |= dict.fromkeys(plan.preempted, 0)
+            if not plan.scheduled:
+                return []
+            outputs = self._compute(plan)
+            self.late = plan, outputs
+            for id, token in outputs.items():
+                self.tokens[id].append(token)
+            return [NewToken(id, token) for id, token in outputs.items()]
+
+    return Engine
+
+
+@wrong("a finished request keeps its blocks", case="the two workloads")
+def blocks_kept(reference):
+    class Engine(reference.Engine):
+        def step(self):
+            release, self.kv.release = self.kv.release, lambda id: None
+            try:
+                return super().step()
+            finally:
+                self.kv.release = release
+
+    return Engine
+
+
+@wrong("a long answer's blocks are kept for its next turn", case="the two workloads")
+def long_blocks_kept(reference):
+    class Engine(reference.Engine):
+        def step(self):
+            lengths, new = {id: len(tokens) for id, tokens in self.tokens.items()}, super().step()
+            for token in new:
+                if token.finished and lengths[token.id] > 200:
+                    self.kv.reserve(token.id, lengths[token.id])
+            return new
+
+    return Engine
+
+
+@wrong("static batches of 8", case="the two workloads")
+def static_batches(reference):
+    class Batches(StaticBatches):
+        def abort(self, id):
+            self._waiting = [request for request in self._waiting if request.id != id]
+            self._running.discard(id)
+            self.scheduler.abort(id)
+
+    class Engine(reference.Engine):
+        def __init__(self, model, scheduler, kv, pages):
+            scheduler.kv = kv
+            super().__init__(model, Batches(scheduler, 8), kv, pages)
+
+    return Engine
+
+
+@wrong("one request after another, to its end", case="the two workloads")
+def one_at_a_time(reference):
+    class Engine(reference.Engine):
+        def __init__(self, model, scheduler, kv, pages):
+            scheduler.kv = kv
+            super().__init__(model, StaticBatches(scheduler, 1), kv, pages)
+
+    return Engine
+
+
+@wrong("tokens for eight requests a step", case="the two workloads")
+def eight_rows(reference):
+    class Engine(reference.Engine):
+        def step(self):
+            return super().step()[:8]
+
+    return Engine
+
+
+@wrong("room for 64 tokens of a request", case="the two workloads")
+def room_for_64(reference):
+    class Engine(reference.Engine):
+        def __init__(self, model, *rest):
+            super().__init__(model, *rest)
+            forward = model.forward
+            model.forward = lambda tokens, positions, kv: forward(tokens, positions.clamp(max=63), kv)
+
+    return Engine
+
+
+@wrong("a long answer's prompt is computed twice", case="the two workloads")
+def computed_twice(reference):
+    class Engine(reference.Engine):
+        def _compute(self, plan):
+            outputs = super()._compute(plan)
+            if any(len(self.tokens[id]) == 100 for id in plan.scheduled):
+                self.computed |= {id: self.computed[id] - n for id, n in plan.scheduled.items()}
+                outputs = super()._compute(plan)
+            return outputs
 
     return Engine
