@@ -589,7 +589,8 @@ check("paged_kv.fork", ForkableTable, copy_blocks)
 #
 # vLLM added SHA-256 as an option ([pull request 15297](https://github.com/vllm-project/vllm/pull/15297)) and made it
 # the default in v0.10.2 (its documentation, [pull request 29261](https://github.com/vllm-project/vllm/pull/29261)).
-# The alternative is to compare the tokens themselves. Either is fine here.
+# The alternative is to compare the tokens themselves, and the block before with them. A block id does not name that
+# block: the id stays when the block is handed out again and gets other contents. Either way is fine here.
 
 # %%
 one, other = (40007, 55817, 101852, 101088), (113913, 38631, 124316, 1000)
@@ -697,7 +698,8 @@ print("SHA-256:", *(hashlib.sha256(repr(block).encode()).hexdigest()[:12] for bl
 # - `free`: from the last block to the first, subtract one; at zero, put it at the end of the queue if it has a hash, on
 #   the stack if not.
 # - `allocate`: pop from the stack, and when that is empty from the front of the queue; then delete both entries.
-# - `insert`: write both entries for each full block.
+# - `insert`: for each full block whose hash is not known yet, write both entries. A second block with the same contents
+#   stays uncached, and has no entry to delete.
 #
 # </details>
 
@@ -870,9 +872,10 @@ check("paged_kv.prefix_cache", PrefixCache)
 # %% [markdown]
 # ### Measure it
 #
-# The first table is for caches full of free blocks: a hit in the middle of the order of eviction, then a prompt that
-# evicts as many. The second is for longer prompts: if a block's hash covered all tokens before it and not only its parent's
-# hash, a block would cost more the longer the prompt is. A ratio that stays below 2 is as good as 1.
+# The first table is for caches full of free blocks, half of them evicted before: a hit in the middle of the order of
+# eviction, then a prompt that evicts as many. With an `OrderedDict` the last ratio is at most about 2, with a plain dict
+# 3 to 4, with a list far more. The second table is for longer prompts: if a block's hash covered all tokens before it and
+# not only its parent's hash, a block would cost more the longer the prompt is. There a ratio below 2 is as good as 1.
 
 # %%
 measure.prefix_cache(PrefixCache)
@@ -1564,8 +1567,8 @@ check("paged_kv.paged_attention", write_kv, paged_attention)
 #
 # Write `fold_block`, which brings one block into the summary, `attend_blocks`, which visits the blocks of one request,
 # and `paged_attention_blockwise`, with the arguments and the result of `paged_attention`; only the last is checked.
-# Build them from torch operations. The try-it cell compares with your `paged_attention`: finish exercise 6 and run its
-# try-it cell first.
+# Build them from torch operations; the dtype is again that of the arguments. The try-it cell compares with your
+# `paged_attention`: finish exercise 6 and run its try-it cell first.
 #
 # **Memory.** The check records the largest tensor that your code makes. None may have more than
 # `4 * block_size * Hq * D` elements for each query token of the batch: the keys of four blocks, heads repeated. A gathered
@@ -1587,10 +1590,11 @@ check("paged_kv.paged_attention", write_kv, paged_attention)
 # </details>
 # <details><summary>Hint 3: masks, scale and sizes</summary>
 #
-# The last block may be partly filled, and it counts too: cut keys and values to its tokens. In a prefill chunk, hide key
-# positions beyond the query's own, as before; a later block can be hidden from a query as a whole, and then leaves its
-# summary as it was. Scores are multiplied by `scale`, as in exercise 6. Repeat heads inside the loop, for one
-# block; a mask is best built there too, though one for a whole context is small enough. Leave the arguments as they are.
+# The last block may be partly filled, and it counts too: cut keys and values to its tokens. In a prefill chunk, hide
+# key positions beyond the query's own, as before; a later block can be hidden from a query as a whole, and then leaves
+# its summary as it was. Scores are multiplied by `scale`, as in exercise 6. Repeat heads inside the loop, for one
+# block; a mask is best built there too, though one for a whole context is small enough. Leave the arguments as they
+# are. The sums are of the dtype of `q`.
 #
 # </details>
 
@@ -1772,7 +1776,7 @@ def violations(snapshot: dict) -> list[str]:
         if places[block] != 1:
             found.append(f"block {block} is in {places[block]} places")
         if refs.get(block, 0) != holders[block]:
-            found.append(f"block {block} has {holders[block]} holders, and another reference count")
+            found.append(f"block {block}: its reference count is not {holders[block]}, the number of its holders")
     return found
     ### END SOLUTION
 
@@ -1899,6 +1903,7 @@ def generate(model: LLM, pages: Pages, table: ForkableTable, tokens: Sequence[in
     ----------
     model : LLM
         ``forward(tokens, positions, kv)`` gives a hidden state [T, hidden_size], ``logits(hidden)`` the scores.
+        ``config.eos_token_id`` is the id of the end-of-sequence token.
     pages : Pages
         ``caches`` has a pair (k_cache, v_cache) for each layer, ``bind(batch)`` makes the ``kv`` of a pass.
     table : ForkableTable

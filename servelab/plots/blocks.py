@@ -179,10 +179,12 @@ def small_multiples(frames: Sequence[Frame], columns: int = 2) -> Figure:
 def block_stepper(frames: Sequence[Frame]):
     """Step through the frames with a slider and two buttons.
 
-    Returns the widget; or, where nobody is there to move it, the figure of `small_multiples`.
+    Returns the widget; or, where nobody is there to move it, the figure of the last frame.
     """
     if not attended():
-        return small_multiples(frames)
+        figure = small_multiples(frames[-1:])
+        plt.close(figure)  # shown as the cell's value, and not once more
+        return figure
     import ipywidgets
 
     names, last = _names(frames), len(frames) - 1

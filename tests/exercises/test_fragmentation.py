@@ -1,7 +1,11 @@
 """What the text of the fragmentation exercise claims about its reference, on the course's own trace."""
 
+from random import Random
+from types import FunctionType
+
 import pytest
 
+from servelab import exercise
 from servelab.reference import paged_kv as reference
 from servelab.traces import Request, read_trace
 
@@ -64,3 +68,32 @@ def test_a_faulty_part_ends_in_an_error_and_not_in_an_endless_loop(monkeypatch):
     monkeypatch.setattr(reference, "first_fit", lambda running, size, capacity: None)
     with pytest.raises(RuntimeError, match="none advances"):
         reference.fragmentation([Request(0.0, 5, 3)], "max", 64, max_len=32)
+
+
+def failures(**parts):
+    """Message and hint of each failed case, where some of the functions are other ones."""
+    names = dict(vars(reference)) | parts
+    answers = [FunctionType(getattr(reference, name).__code__, names) for name in ("place", "fragmentation")]
+    names["place"] = answers[0]
+    answers[1].__defaults__ = reference.fragmentation.__defaults__
+    subject = exercise.find("paged_kv.fragmentation")
+    probes = exercise.make_probes(subject, Random(exercise.PUBLIC_SEED), (reference.fragmentation,))
+    recorded = exercise.record_all(subject, [probe.challenge for probe in probes], (answers[1],))
+    cases = exercise.judge(subject, probes, recorded).cases
+    return {case.spec.name: (case.message, case.hint) for case in cases if not case.passed}
+
+
+def test_a_negative_kind_is_not_a_pool_that_overflows():
+    def count(running, capacity, waiting):
+        used, taken = sum(r.held for r in running), sum(r.size for r in running)
+        reserved = sum(r.final for r in running) - used
+        left = {"external" if waiting else "free": capacity - taken}
+        return {"used": used, "reserved": reserved, "internal": taken - used - reserved, **left}
+
+    message, hint = failures(count=count)["each slot counted as what it is"]
+    assert message.endswith("got reserved 1, internal -1: a kind is negative") and hint == 3
+
+
+def test_an_admission_without_a_gap_points_at_first_fit():
+    message, hint = failures(first_fit=lambda running, size, capacity: capacity - size)["first fit, lowest slot"]
+    assert "a request runs for which first fit has no gap yet (or regions overlap)" in message and hint == 2

@@ -68,7 +68,7 @@ def test_a_message_quotes_the_numbered_line_of_the_listing():
 def test_lines_of_an_admission_are_numbered_one_by_one():
     subject = exercise.find("paged_kv.prefix_cache")
     challenge = next(c for c in subject.challenges(Random(1)) if "admit" in str(c["ops"]) and "allocation" in c["case"])
-    rows = subject.show(challenge).splitlines()[1:]
+    rows = [row for row in subject.show(challenge).splitlines() if "# step " in row]
     numbers = [int(row.partition("# step ")[2].partition(";")[0]) for row in rows]
     assert numbers == list(range(1, len(rows) + 1))
     assert any("if it raises: cache.free(" in row for row in rows)
@@ -99,6 +99,37 @@ def test_a_listing_of_tables_can_be_pasted():
     scope = {"ForkableTable": reference.ForkableTable}
     exec(subject.show(challenge), scope)
     assert scope["t1"].blocks == scope["t0"].blocks
+
+
+def test_a_pasted_listing_goes_on_behind_a_call_that_must_be_refused(capsys):
+    class Answer(reference.BlockAllocator):
+        def allocate(self, n):
+            return super().allocate(max(n, 0))
+
+    case, listing = first_failure("block_allocator", Answer)
+    assert case.message == "step 4, g0 = pool.allocate(-1): expected ValueError, but it returned []"
+    exec(listing, {"BlockAllocator": Answer})
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[1] == "pool.ref_count(2)  # step 1  -> raised ValueError: no block 2 among 2"
+    assert printed[3:5] == ["pool.ref_count(1)  # step 3  -> 0", "g0 = pool.allocate(-1)  # step 4  -> []"]
+
+
+def test_a_pasted_admission_that_fails_gives_its_hit_back(capsys):
+    subject = exercise.find("paged_kv.prefix_cache")
+    challenge = next(c for c in subject.challenges(Random(1)) if "admit" in str(c["ops"]) and "allocation" in c["case"])
+    scope = {"PrefixCache": reference.PrefixCache}
+    exec(subject.show(challenge), scope)
+    out = capsys.readouterr().out
+    assert "-> raised OutOfBlocks" in out and "\ncache.free(c)  -> None\n" in out
+
+
+def test_a_duplicate_that_raises_names_the_hint():
+    class Answer(reference.PrefixCache):
+        def insert(self, tokens, blocks, key=None):
+            for block, digest in zip(blocks, self._hashes(tokens, key), strict=False):
+                self._hash_of[block], self._blocks_of[digest] = digest, {block: None}
+
+    assert "hint 3" in failures("prefix_cache", Answer)["lives with duplicates"]
 
 
 def failures(name, *answers):

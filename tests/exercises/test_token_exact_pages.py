@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from random import Random
+from types import FunctionType
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from servelab.exercises.paged_kv.token_exact import ANSWERS
 from servelab.llm import LLM, load
 from servelab.llm.thread import plain_loop
 from servelab.reference import paged_kv as reference
+from servelab.serving import FlatBatch
 
 SUBJECT = exercise.find("paged_kv.token_exact")
 RIGHT = {name: getattr(reference, name) for name in ANSWERS}
@@ -74,3 +76,30 @@ def test_a_part_of_an_earlier_exercise_that_fails(part, value, passed, message):
     verdict = exercise.judge(SUBJECT, probes, recorded)
     assert sum(case.passed for case in verdict.cases) == passed
     assert message in verdict.first_failure.message
+
+
+@pytest.mark.parametrize(
+    ("field", "change", "message"),
+    [
+        ("block_tables", lambda table: table[0], "block_tables of the FlatBatch must be [1, W], got [2]"),
+        ("slot_mapping", lambda slots: slots[:1], "a FlatBatch has 5 tokens, 5 positions and 1 slots"),
+        (
+            "slot_mapping",
+            lambda slots: slots.tolist(),
+            "slot_mapping of the FlatBatch must be a tensor [T], got [0, 1,",
+        ),
+        ("positions", lambda numbers: numbers.double(), "positions of the FlatBatch must hold int64, got float64"),
+        ("context_lens", lambda lens: lens[0], "context_lens of the FlatBatch must be a list of one number, got 5"),
+        ("query_lens", lambda lens: [1], "query_lens of the FlatBatch is [1], and it has 5 tokens"),
+    ],
+)
+def test_a_batch_of_another_shape_is_no_fault_of_the_earlier_parts(field, change, message):
+    def misshapen(*fields):
+        batch = FlatBatch(*fields)
+        return replace(batch, **{field: change(getattr(batch, field))})
+
+    generate = FunctionType(reference.generate.__code__, vars(reference) | {"FlatBatch": misshapen})
+    probes = exercise.make_probes(SUBJECT, Random(exercise.PUBLIC_SEED), tuple(RIGHT.values()))
+    recorded = exercise.record_all(SUBJECT, [probes[0].challenge], tuple((RIGHT | {"generate": generate}).values()))
+    failed = exercise.judge(SUBJECT, probes[:1], recorded).first_failure
+    assert failed.message.startswith(message) and failed.hint == 2

@@ -15,9 +15,13 @@ import numpy as np
 
 from servelab.exercise import Case
 from servelab.exercises.paged_kv._steps import UNCHANGED, shown
-from servelab.plain import NotPlain, close, decode_array, plain
+from servelab.plain import NotPlain, close, decode_array, plain, told_apart
 
-RTOL, ATOL = 5e-4, 1e-4  # the logarithms of large sums round more than the sums
+TOLERANCES = {  # relative and absolute, by dtype: the logarithms of large sums round more than the sums
+    "float32": (5e-4, 1e-4),
+    "float64": (1e-10, 1e-11),  # float32 anywhere on the way is off by 1e-8 or more
+}
+DTYPE = "the dtype of its arguments"
 SEEN = 1e-6  # the smallest weight that counts as looking
 UNUSED = {"zero": 0.0, "large": 1e4, "nan": float("nan"), "inf": float("inf")}
 ARGUMENTS = ("q", "k_cache", "v_cache", "block_tables", "query_lens", "context_lens")
@@ -131,7 +135,8 @@ def judge_unchanged(names: list) -> Case:
 
 def compare(challenge: dict, got: Any, expected: Any) -> Case:
     """Whether the outputs agree; if not, at which token they first differ."""
-    if close(got, expected, rtol=RTOL, atol=ATOL):
+    rtol, atol = TOLERANCES[challenge["dtype"]]
+    if close(got, expected, rtol=rtol, atol=atol):
         return Case(challenge["case"], True)
     want = decode_array(expected)
     return Case(challenge["case"], False, misshapen(got, want) or _difference(challenge, decode_array(got), want))
@@ -149,10 +154,14 @@ def misshapen(got: Any, want: np.ndarray) -> str:
 
 
 def _difference(challenge: dict, array: np.ndarray, want: np.ndarray) -> str:
-    apart = ~(np.abs(array - want) <= ATOL + RTOL * np.abs(want))
+    rtol, atol = TOLERANCES[challenge["dtype"]]
+    apart = ~(np.abs(array - want) <= atol + rtol * np.abs(want))
     token, head, dim = (int(i) for i in np.argwhere(apart)[0])
     where = f"{_position(challenge, token)}, head {head}, dim {dim}"
-    return f"{where}: expected {want[token, head, dim]:.5f}, got {array[token, head, dim]:.5f}"
+    due, out = (float(numbers[token, head, dim]) for numbers in (want, array))
+    rounded = abs(out - due) <= TOLERANCES["float32"][1] + TOLERANCES["float32"][0] * abs(due)
+    note = "; so much comes from float32 on the way" if rounded else ""
+    return f"{where}: expected {told_apart(due, out)[0]}, got {told_apart(due, out)[1]}{note}"
 
 
 def _position(challenge: dict, token: int) -> str:

@@ -389,6 +389,19 @@ DIRECTED: tuple[tuple[str, int, int, list[list]], ...] = (
             match("d", [5, 6, 7]),
         ],
     ),
+    # the block before a cached one gets other contents: what follows the new ones was never computed
+    (
+        "forgets what it hands out",
+        2,
+        2,
+        [
+            *cached("a", TWO, 2),
+            ["free", [["a", 0]]],
+            allocate("d", 1),
+            insert([8, 9], ["d"]),
+            match("c", [8, 9, 3, 4, 5]),
+        ],
+    ),
     # a block that is gone ends the hit, also where later blocks are still there
     (
         "forgets what it hands out",
@@ -578,6 +591,20 @@ DIRECTED: tuple[tuple[str, int, int, list[list]], ...] = (
             finish("a"),
             allocate("c", 1),
             match("d", [1, 2, 3]),
+        ],
+    ),
+    # the duplicate that was found first gets other contents while the other one's successor is still there
+    (
+        "lives with duplicates",
+        5,
+        2,
+        [
+            *cached("a", ONE, 2),
+            *cached("b", TWO, 2),
+            ["free", ["a"]],
+            allocate("d", 3),
+            insert([8, 9], [["a", 0]]),
+            match("c", [8, 9, 3, 4, 5]),
         ],
     ),
 )

@@ -196,10 +196,14 @@ def step(number: int, line: str, blocks: list[int] | None = None) -> str:
 
 
 def listing(given: list[str], lines: list[str]) -> str:
-    """A run as Python: lines that are given, then one line a step with its number, by which messages name it."""
+    """A run to paste: lines that are given, then one line a step with its number, by which messages name it.
+
+    Some steps have to be refused, so `walk` runs it.
+    """
     codes = [line.partition("  # ") for line in lines]
     numbered = [f"{c}  # step {n}{'; ' * bool(note)}{note}" for n, (c, _, note) in enumerate(codes, start=1)]
-    return "\n".join([*given, *numbered])
+    lead = "from servelab.listing import walk  # runs line by line, and goes on behind an error"
+    return "\n".join([lead, "", 'walk(globals(), """', *given, *numbered, '""")'])
 
 
 def judged(challenge: dict, rules: Callable[[Any], None], transcript: Any) -> list[Case]:

@@ -99,10 +99,10 @@ def challenges(rng: Random) -> list[dict]:
         {"case": case, "num_blocks": blocks, "block_size": 16, "ops": [list(op) for op in ops]}
         for case, blocks, ops in DIRECTED
     ]
-    return [*directed, *(_random_run(rng, blocks) for blocks in (3, 7, 24))]
+    return [*directed, *(_random_run(rng, *run) for run in ((2, 10), (3, 15), (3, 60), (7, 60), (24, 60)))]
 
 
-def _random_run(rng: Random, num_blocks: int, length: int = 60) -> dict:
+def _random_run(rng: Random, num_blocks: int, length: int) -> dict:
     """A run of which a model knows what is legal: mostly calls that must succeed, some that must be refused."""
     ops: list[list] = []
     holders: dict[tuple[int, int], int] = {}

@@ -70,10 +70,11 @@ def challenges(rng: Random) -> list[dict]:
         {"case": case, "block_size": size, "ids": ids, "tables": count, "ops": ops}
         for case, size, ids, count, ops in DIRECTED
     ]
-    return [*directed, *(_random_run(rng, size, blocks) for size, blocks in ((1, 5), (3, 8), (16, 11)))]
+    sizes = ((2, 3, 10), (3, 4, 15), (1, 5, 60), (3, 8, 60), (16, 11, 60))
+    return [*directed, *(_random_run(rng, *run) for run in sizes)]
 
 
-def _random_run(rng: Random, block_size: int, num_blocks: int, length: int = 60) -> dict:
+def _random_run(rng: Random, block_size: int, num_blocks: int, length: int) -> dict:
     """A run that knows how long each table is, so that most ranges are good ones and many are asked for again."""
     ids = rng.sample(range(3 * num_blocks), num_blocks)
     ops: list[list] = []

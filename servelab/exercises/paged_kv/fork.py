@@ -98,10 +98,11 @@ def challenges(rng: Random) -> list[dict]:
         {"case": case, "block_size": size, "ids": ids, "tables": 1, "ops": ops, "data": case == "moves the data"}
         for case, size, ids, ops in DIRECTED
     ]
-    return [*moved, *directed, *(_random_run(rng, size, blocks) for size, blocks in ((2, 9), (4, 14), (5, 7)))]
+    sizes = ((2, 5, 8), (4, 6, 12), (2, 9, 60), (4, 14, 60), (5, 7, 60))
+    return [*moved, *directed, *(_random_run(rng, *run) for run in sizes)]
 
 
-def _random_run(rng: Random, block_size: int, num_blocks: int, length: int = 60) -> dict:
+def _random_run(rng: Random, block_size: int, num_blocks: int, length: int) -> dict:
     ids = rng.sample(range(2 * num_blocks), num_blocks)
     ops: list[list] = [["append", 0, block_size + 1]]
     count, alive = 1, [0]

@@ -15,14 +15,15 @@ SIZES = (
     "takes a block at a time",
 )
 SPLIT = "each slot counted as what it is"
+PLACED = ("first fit, lowest slot", "the last admitted gives its blocks back")
 CASES = (
     *(CaseSpec(case, hint=1) for case in SIZES[:3]),
     CaseSpec(SIZES[3], hint=1, weight=2),
     CaseSpec(SPLIT, hint=3),
     CaseSpec("external only while a request waits", hint=3),
     CaseSpec("counts only the iterations and slots there are", hint=3),
-    CaseSpec("first fit, lowest slot", hint=2, weight=2),
-    CaseSpec("the last admitted gives its blocks back", hint=2, weight=3),
+    CaseSpec(PLACED[0], hint=2, weight=2),
+    CaseSpec(PLACED[1], hint=2, weight=3),
 )
 KINDS = ("used", "reserved", "internal", "external", "free")
 FOUND = (*KINDS, "preemptions")
@@ -143,7 +144,7 @@ def _problem(challenge: dict, transcript: dict, expected: dict) -> tuple[str, in
     got, want = transcript["rows"], expected["rows"]
     for iteration, (row, wanted) in enumerate(zip(got, want, strict=False)):
         if row != wanted:
-            return f"iteration {iteration}: {_slots(row, wanted, challenge['capacity'])}", _hint(row, wanted)
+            return f"iteration {iteration}: {_slots(challenge, row, wanted)}", _hint(challenge, row, wanted)
     shares, right = transcript["shares"], expected["shares"]
     averages = "; ".join(
         f"{name}: expected {_number(right[name])}, got {_number(shares[name])}"
@@ -156,26 +157,48 @@ def _problem(challenge: dict, transcript: dict, expected: dict) -> tuple[str, in
     return (f"the slots of every iteration are right; {averages}" if got else averages), hint
 
 
-def _hint(row: list, wanted: list) -> int | None:
-    """Which function an iteration's slots point at: placing (2) or counting (3); None where the sizes may be wrong."""
-    if not all(isinstance(slots, (int, float)) for slots in row):
-        return 3
-    if min(row) < 0:
+def _hint(challenge: dict, row: list, wanted: list) -> int | None:
+    """Which function an iteration's slots point at: sizes (1), placing (2) or counting (3); None if that is open.
+
+    A fault of `slots_needed` or `count` shows in the cases before these two, and with a single request.
+    """
+    if challenge["case"] in PLACED:
         return 2
-    return 3 if row[0] != wanted[0] or sum(row[:3]) == sum(wanted[:3]) else None
+    if not _numbers(row) or sum(row[:3]) == sum(wanted[:3]):
+        return 3
+    if row[0] != wanted[0]:
+        return 3 if len(challenge["requests"]) == 1 else 2
+    return 1 if challenge["case"] in SIZES else None
 
 
-def _slots(row: list, wanted: list, capacity: int) -> str:
+def _numbers(row: list) -> bool:
+    return all(isinstance(slots, (int, float)) for slots in row)
+
+
+def _slots(challenge: dict, row: list, wanted: list) -> str:
     """The kinds of slots that differ; and their sum, where it is not the pool."""
     apart = [kind for kind, n, right in zip(KINDS, row, wanted, strict=True) if n != right]
     expected, got = (
         ", ".join(f"{kind} {_number(slots)}" for kind, slots in zip(KINDS, numbers, strict=True) if kind in apart)
         for numbers in (wanted, row)
     )
-    whole = all(isinstance(slots, (int, float)) for slots in row) and sum(row) == capacity
-    if all(isinstance(slots, (int, float)) for slots in row) and min(row) < 0:
-        return f"expected {expected}; got {got}: more slots are taken than the pool has"
-    return f"expected {expected}; got {got}" + ("" if whole else f" (the kinds do not add up to {capacity} slots)")
+    said, capacity = f"expected {expected}; got {got}", challenge["capacity"]
+    if not _numbers(row):
+        return f"{said} (the kinds do not add up to {capacity} slots)"
+    if sum(row[:3]) > capacity:
+        return f"{said}: more slots are taken than the pool has"
+    if min(row) < 0:
+        return f"{said}: a kind is negative"
+    if sum(row) != capacity:
+        return f"{said} (the kinds do not add up to {capacity} slots)"
+    return said + (_placing(sum(row[:3]) - sum(wanted[:3])) if challenge["case"] == PLACED[0] else "")
+
+
+def _placing(more: int | float) -> str:
+    """What a contiguous policy did other than first fit, from the number of slots taken too many."""
+    if more > 0:
+        return ": a request runs for which first fit has no gap yet (or regions overlap)"
+    return ": a request waits for which first fit has a gap" if more < 0 else ""
 
 
 def _number(value: Any) -> str:

@@ -5,6 +5,7 @@ from random import Random
 
 from servelab.exercise import Case, CaseSpec
 from servelab.exercises.paged_kv._attention import (
+    DTYPE,
     batch,
     call,
     compare,
@@ -27,6 +28,7 @@ CASES = (
     CaseSpec("large scores", hint=1),
     CaseSpec("far below zero", hint=2),
     CaseSpec("causal, ragged and shared heads", hint=3),
+    CaseSpec(DTYPE, hint=3),
     CaseSpec(UNCHANGED, hint=3),
     CaseSpec("one block at a time", hint=3, weight=5),
 )
@@ -57,6 +59,8 @@ def challenges(rng: Random) -> list[dict]:
         *(batch("far below zero", seed(), [[1, 7, blocks(2)]], offset=offset) for offset in (-40, -100)),
         batch("causal, ragged and shared heads", seed(), [[6, 6, blocks(2)], [1, 9, blocks(3)]], heads=[4, 2]),
         *(_mixed(rng, seed()) for _ in range(2)),
+        batch(DTYPE, seed(), [[1, 4, blocks(1)]], dtype="float64"),
+        batch(DTYPE, seed(), [[3, 8, blocks(2)], [1, 9, blocks(3)]], heads=[4, 2], dtype="float64"),
         batch(UNCHANGED, seed(), [[2, 5, blocks(2, 7)]], unused="nan", scale=0.5),
         _long(seed(), [[1, 98, blocks(25, 31)]]),
         _long(seed(), [[1, 254, blocks(64, 64)], [1, 41, blocks(11, 64)]]),

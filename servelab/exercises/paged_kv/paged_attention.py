@@ -6,6 +6,7 @@ import numpy as np
 
 from servelab.exercise import Case, CaseSpec
 from servelab.exercises.paged_kv._attention import (
+    DTYPE,
     batch,
     call,
     changed,
@@ -20,7 +21,7 @@ from servelab.exercises.paged_kv._steps import UNCHANGED
 from servelab.plain import close, decode_array, plain
 
 ANSWERS = ("write_kv", "paged_attention")
-FINDS, CAUSAL, DTYPE = "finds the tokens of a context", "causal inside a chunk", "the dtype of its arguments"
+FINDS, CAUSAL = "finds the tokens of a context", "causal inside a chunk"
 CASES = (
     CaseSpec("writes each token to its slot", hint=1),
     CaseSpec("does not write padding", hint=1),

@@ -13,13 +13,14 @@ A name is a holder (all its blocks), ``[holder, i]``, or a number: an id that no
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
 from servelab.exercise import Case, CaseSpec
 from servelab.exercises.paged_kv import _steps as steps
 from servelab.exercises.paged_kv._prefix_scenarios import DIRECTED
+from servelab.listing import IF_RAISED
 
 ANSWERS = ("PrefixCache",)
 CASES = (
@@ -45,10 +46,11 @@ def challenges(rng: Random) -> list[dict]:
     directed = [
         {"case": case, "num_blocks": blocks, "block_size": size, "ops": ops} for case, blocks, size, ops in DIRECTED
     ]
-    return [*directed, *(_random_run(rng, size, blocks) for size, blocks in ((1, 7), (2, 12), (3, 20)))]
+    sizes = ((1, 4, 12), (2, 5, 16), (1, 7, 65), (2, 12, 65), (3, 20, 65))
+    return [*directed, *(_random_run(rng, *run) for run in sizes)]
 
 
-def _random_run(rng: Random, block_size: int, num_blocks: int, length: int = 70) -> dict:
+def _random_run(rng: Random, block_size: int, num_blocks: int, length: int) -> dict:
     """Requests come, register what they computed, grow by a token, and leave; a vocabulary of three tokens."""
     prompts = [[rng.randrange(3) for _ in range(rng.randint(1, 3) * block_size)] for _ in range(3)]
     running: dict[str, tuple[list[int], str | None]] = {}
@@ -331,7 +333,15 @@ class Referee:
 
 def judge(challenge: dict, transcript: list, expected: list) -> list[Case]:
     """Follow the run with a model of the rules: any choice of ids is right, and any sound way with duplicates."""
-    return steps.judged(challenge, Referee(challenge).follow, transcript)
+    found = steps.judged(challenge, Referee(challenge).follow, transcript)
+    return [replace(case, message=f"{case.message}{_twice(case)}") for case in found]
+
+
+def _twice(case: Case) -> str:
+    """What a learner should know about an error where no hint is named."""
+    if case.name != "lives with duplicates" or "your code raised" not in case.message:
+        return ""
+    return ". Two blocks hold the same tokens here: see `insert` and `allocate` in hint 3"
 
 
 def show(challenge: dict) -> str:
@@ -357,7 +367,7 @@ def _as_python(name: str, arguments: list, block_size: int, held: set[str]) -> l
         held.add(holder)
         call = [f"{holder}, n_tokens = cache.match({tokens}{_key(key)})"]
         rest = f"{holder} += cache.allocate({-(-len(tokens) // block_size)} - len({holder}))"
-        return call + ([f"{rest}  # if it raises: cache.free({holder})"] if name == "admit" else [])
+        return call + ([f"{rest}  # {IF_RAISED}cache.free({holder})"] if name == "admit" else [])
     if name == "allocate":
         holder, n = arguments
         sign = "+=" if holder in held else "="

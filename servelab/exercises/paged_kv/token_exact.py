@@ -48,7 +48,11 @@ NO_EOS = -1
 
 
 class Unusable(RuntimeError):
-    """What an earlier part made is of no use to the rest; the message says why."""
+    """What the learner's code made is of no use to the rest; the message says why."""
+
+    def __init__(self, message: str, hint: int = 3):
+        super().__init__(message)
+        self.hint = hint
 
 
 def challenges(rng: Random) -> list[dict]:
@@ -114,7 +118,7 @@ def drive(asked: dict, *answers: Any) -> dict:
     try:
         return _serve(asked, answers)
     except Unusable as error:
-        return {"broke": str(error), "hint": 3}
+        return {"broke": str(error), "hint": error.hint}
     except NotImplementedError:
         raise
     except Exception as error:
@@ -167,6 +171,12 @@ class _Served:
         from servelab.llm import LLM
         from servelab.llm.kv import Pages
 
+        class _CheckedPages(Pages):
+            def bind(self, batch: Any) -> Any:
+                if problem := _malformed(batch):
+                    raise Unusable(problem, 2)
+                return super().bind(batch)
+
         self.passes: list[dict] = []
         self.nexts: list[int] = []  # passes that the first `next` of each answer ran, and each later one
         self.starts: list[list[int]] = []  # of each answer: the tokens of its prompt, and those its table holds
@@ -178,7 +188,7 @@ class _Served:
         model.forward = self._watched(model.forward)  # type: ignore[method-assign]
         sizes = asked["num_blocks"], asked["block_size"]
         self.pool = (unit.PrefixCache if asked["way"] == "prefix-cached" else unit.BlockAllocator)(*sizes)
-        pages = Pages.of(model, *sizes, unit)
+        pages = _CheckedPages.of(model, *sizes, unit)
         for k_cache, v_cache in pages.caches:
             k_cache.fill_(float("nan")), v_cache.fill_(float("nan"))
         self.parts = unit, model, pages
@@ -207,12 +217,41 @@ class _Served:
         @wraps(forward)
         def watched(tokens: Any, positions: Any, kv: Any) -> Any:
             before = self._attended
+            for name, given in (("tokens", tokens), ("positions", positions)):
+                if not hasattr(given, "tolist"):
+                    raise Unusable(f"`forward` needs {name} as a tensor, got {steps.shown(plain(given))}", 2)
             hidden = forward(tokens, positions, kv)
             layers, numbers = self._attended - before, bool(hidden.isfinite().all())
             self.passes.append({"positions": positions.tolist(), "layers": layers, "numbers": numbers})
             return hidden
 
         return watched
+
+
+def _malformed(batch: Any) -> str:
+    """What is wrong with the shapes of a batch of one request; without it the error would name an earlier part."""
+    import torch
+
+    rows = {"tokens": "[T]", "positions": "[T]", "slot_mapping": "[T]", "block_tables": "[1, W]"}
+    for name, due in rows.items():
+        given = getattr(batch, name, None)
+        if not isinstance(given, torch.Tensor):
+            return f"{name} of the FlatBatch must be a tensor {due}, got {steps.shown(plain(given))}"
+        if given.dim() != 1 + (name == "block_tables") or (name == "block_tables" and len(given) != 1):
+            return f"{name} of the FlatBatch must be {due}, got {list(given.shape)}"
+        if given.is_floating_point():
+            return f"{name} of the FlatBatch must hold int64, got {str(given.dtype).removeprefix('torch.')}"
+    lengths = [len(getattr(batch, name)) for name in ("tokens", "positions", "slot_mapping")]
+    if len(set(lengths)) > 1:
+        return "a FlatBatch has {} tokens, {} positions and {} slots: one of each for a new token".format(*lengths)
+    for name in ("query_lens", "context_lens"):
+        given = plain(getattr(batch, name))
+        if not isinstance(given, dict) and not (isinstance(given, list) and len(given) == 1):
+            return f"{name} of the FlatBatch must be a list of one number, got {steps.shown(given)}"
+    asked = plain(batch.query_lens)
+    if isinstance(asked, list) and asked != lengths[:1]:
+        return f"query_lens of the FlatBatch is {steps.shown(asked)}, and it has {lengths[0]} tokens"
+    return ""
 
 
 def _held(way: str, prompt: int, held: Any) -> str:

@@ -230,12 +230,12 @@ def together(reference):
 
         size, heads, dim = k_cache.shape[1], q.shape[1], q.shape[2]
         kv_heads, longest, n = k_cache.shape[2], max(query_lens), len(query_lens)
-        rows = torch.zeros(n, longest, kv_heads, heads // kv_heads, dim)
+        rows = q.new_zeros(n, longest, kv_heads, heads // kv_heads, dim)
         for i, part in enumerate(q.split(list(query_lens))):
             rows[i, : len(part)] = part.unflatten(1, (kv_heads, -1))
         contexts = torch.tensor(context_lens)[:, None]
         own = contexts - torch.tensor(query_lens)[:, None] + torch.arange(longest)
-        peak = torch.full(rows.shape[:-1], -1e30)
+        peak = q.new_full(rows.shape[:-1], -1e30)
         total, mixed = torch.zeros_like(peak), torch.zeros_like(rows)
         for column in range(block_tables.shape[1]):
             position = column * size + torch.arange(size)
@@ -347,3 +347,16 @@ def tiled_heads(reference):
 @right("each query token is a request of its own")
 def per_token(reference):
     return _per_token(reference)
+
+
+@wrong("returns float32 whatever it was given", case="the dtype of its arguments")
+def returns_single(reference):
+    return lambda *given: reference.paged_attention_blockwise(*given).float()
+
+
+@wrong("keeps its summary in float32", case="the dtype of its arguments")
+def single_summary(reference):
+    def fold_block(summary, scores, v):
+        return tuple(part.float().to(v.dtype) for part in reference.fold_block(summary, scores, v))
+
+    return with_fold(reference, fold_block)

@@ -379,3 +379,11 @@ def vectorised(reference):
         return torch.einsum("tkgs,tskd->tkgd", torch.softmax(scores, -1), v[request]).flatten(1, 2)
 
     return write_kv, paged_attention
+
+
+@wrong("computes in float32 and returns the dtype of q", case="the dtype of its arguments")
+def single(reference):
+    def paged_attention(q, k_cache, v_cache, *rest):
+        return reference.paged_attention(q.float(), k_cache.float(), v_cache.float(), *rest).to(q.dtype)
+
+    return reference.write_kv, paged_attention

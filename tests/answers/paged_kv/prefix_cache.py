@@ -159,6 +159,20 @@ def tree(reference):
     return Answer
 
 
+@right("compares tokens: each block's contents have a number that is never given again")
+def numbered(reference):
+    class Answer(reference.PrefixCache):
+        def _hashes(self, tokens, key):
+            known, names, number = vars(self).setdefault("numbers", {}), [], 0
+            for start in range(0, len(tokens) - self.block_size + 1, self.block_size):
+                name = number, tuple(tokens[start : start + self.block_size]), key
+                number = known.setdefault(name, len(known) + 1)
+                names.append(number)
+            return names
+
+    return Answer
+
+
 @right("hashes 64-bit integers and the key's bytes, each with its length")
 def packed(reference):
     class Answer(reference.PrefixCache):
@@ -670,6 +684,31 @@ def position_for_parent(parent, tokens, key, position):
     return tokens, key, position
 
 
+@wrong("the id of the block before stands for its contents", case="forgets what it hands out")
+@_base
+def by_parent_block(base):
+    class Answer(base):
+        def _hashes(self, tokens, key):
+            names, parent = [], None
+            for start in range(0, len(tokens) - self.block_size + 1, self.block_size):
+                names.append((parent, tuple(tokens[start : start + self.block_size]), key))
+                parent = next(iter(self._blocks_of.get(names[-1], ())), object())
+            return names
+
+        def insert(self, tokens, blocks, key=None):
+            super().insert([], blocks, key)
+            size, parent = self.block_size, None
+            if len(tokens) // size > len(blocks):
+                raise ValueError
+            for start, block in zip(range(0, len(tokens) - size + 1, size), blocks, strict=False):
+                name = parent, tuple(tokens[start : start + size]), key
+                if name not in self._blocks_of:
+                    self._hash_of[block], self._blocks_of[name] = name, {block: None}
+                parent = next(iter(self._blocks_of[name]))
+
+    return Answer
+
+
 @wrong("Python's hash of the tokens, not verified", case="tells prompts apart")
 @_hashed
 def python_hash(parent, tokens, key, position):
@@ -1097,6 +1136,21 @@ def merged(base):
                     del copies[block], self._hash_of[block]
                     self._holders[block] = 0
                     self._uncached.append(block)
+
+    return Answer
+
+
+@wrong("one block a hash, and an entry of every duplicate to delete", case="lives with duplicates")
+@_base
+def deleted_twice(base):
+    class Answer(base):
+        def insert(self, tokens, blocks, key=None):
+            hashes = self._hashes(tokens, key)
+            super().insert([], blocks, key)
+            if len(blocks) < len(hashes):
+                raise ValueError
+            for block, digest in zip(blocks, hashes, strict=False):
+                self._hash_of[block], self._blocks_of[digest] = digest, {block: None}
 
     return Answer
 
