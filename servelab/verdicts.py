@@ -39,9 +39,11 @@ class Shown:
 
     @property
     def hint(self) -> str:
-        """Which hint to open; none where the learner's code broke off, since no hint is about that."""
+        """Which hint to open; where the learner's code broke off, only one that the judge chose for this failure."""
         case = self.verdict.first_failure
-        if not case or not self.probes or "your code raised" in case.message or "not written yet" in case.message:
+        if not case or not self.probes:
+            return ""
+        if case.failure_hint is None and ("your code raised" in case.message or "not written yet" in case.message):
             return ""
         return f"Hint {case.hint} of this exercise is about this."
 

@@ -197,6 +197,13 @@ def test_a_failure_that_was_judged_comes_before_a_run_that_ended_too_early():
     assert '<td style="text-align:left">not judged</td>' in verdicts.as_html(shown)
 
 
+@pytest.mark.parametrize(("hint", "said"), [(None, ""), (2, "Hint 2 of this exercise is about this.")])
+def test_where_code_broke_off_only_a_hint_that_the_judge_chose_is_named(hint, said):
+    broken = with_judge(lambda *_: [Case("doubles", False, "step 1: your code raised KeyError", hint)])
+    found = judge(broken, [PROBE], [{"transcript": 1}])
+    assert verdicts.Shown(TOY, [PROBE], found).hint == said
+
+
 def test_a_long_message_is_shown_once():
     def raises(number):
         raise ValueError("x" * 100)

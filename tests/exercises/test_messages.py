@@ -129,16 +129,17 @@ def test_a_duplicate_that_raises_names_the_hint():
             for block, digest in zip(blocks, self._hashes(tokens, key), strict=False):
                 self._hash_of[block], self._blocks_of[digest] = digest, {block: None}
 
-    assert "hint 3" in failures("prefix_cache", Answer)["lives with duplicates"]
+    case = failures("prefix_cache", Answer)["lives with duplicates"]
+    assert "KeyError" in case.message and case.failure_hint == 3
 
 
 def failures(name, *answers):
-    """The messages of all failed cases."""
+    """All failed cases, by name."""
     subject = exercise.find(f"paged_kv.{name}")
     right = tuple(getattr(reference, answer) for answer in subject.answers)
     probes = exercise.make_probes(subject, Random(exercise.PUBLIC_SEED), right)
     recorded = [exercise.record(subject, probe.challenge, answers) for probe in probes]
-    return {case.spec.name: case.message for case in exercise.judge(subject, probes, recorded).cases if case.message}
+    return {case.spec.name: case for case in exercise.judge(subject, probes, recorded).cases if case.message}
 
 
 def test_a_hit_that_raises_says_what_was_expected():
@@ -160,8 +161,8 @@ def test_a_wrong_fork_is_not_a_second_fault_of_the_copy():
             return child
 
     found = failures("fork", Answer, reference.copy_blocks)
-    assert "num_tokens" in found["forks share"]
-    assert found["puts the copy in place"] == "not reached: no copy was made"
+    assert "num_tokens" in found["forks share"].message
+    assert found["puts the copy in place"].message == "not reached: no copy was made"
 
 
 def test_copies_that_should_not_have_been_made_are_shown_as_pairs():
@@ -171,5 +172,5 @@ def test_copies_that_should_not_have_been_made_are_shown_as_pairs():
 
     assert (
         "expected ValueError, but it returned [(3, 1)]"
-        in failures("fork", Answer, reference.copy_blocks)["copies only when needed"]
+        in failures("fork", Answer, reference.copy_blocks)["copies only when needed"].message
     )

@@ -334,14 +334,8 @@ class Referee:
 def judge(challenge: dict, transcript: list, expected: list) -> list[Case]:
     """Follow the run with a model of the rules: any choice of ids is right, and any sound way with duplicates."""
     found = steps.judged(challenge, Referee(challenge).follow, transcript)
-    return [replace(case, message=f"{case.message}{_twice(case)}") for case in found]
-
-
-def _twice(case: Case) -> str:
-    """What a learner should know about an error where no hint is named."""
-    if case.name != "lives with duplicates" or "your code raised" not in case.message:
-        return ""
-    return ". Two blocks hold the same tokens here: see `insert` and `allocate` in hint 3"
+    raised = challenge["case"] == "lives with duplicates" and any("your code raised" in case.message for case in found)
+    return [replace(case, hint=3) for case in found] if raised else found
 
 
 def show(challenge: dict) -> str:
