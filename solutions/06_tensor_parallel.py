@@ -844,7 +844,7 @@ class VocabParallelEmbedding(nn.Module):
         ### END SOLUTION
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Token ids, [...], the same on all ranks, to [..., hidden], the same on all ranks."""
+        """Token ids, [...], the same on all ranks, to [..., hidden], the same on all ranks; ``tokens`` stay unchanged."""
         ### BEGIN SOLUTION
         elsewhere = (tokens < self.ids.start) | (tokens >= self.ids.stop)
         rows = F.embedding((tokens - self.ids.start).masked_fill(elsewhere, 0), self.weight)
@@ -860,7 +860,7 @@ def vocab_parallel_cross_entropy(logits: Tensor, labels: Tensor, first: int, com
     logits : Tensor
         This rank's, [tokens, rows]: those of the ids from ``first`` on.
     labels : Tensor
-        The right token ids, [tokens], the same on all ranks.
+        The right token ids, [tokens], the same on all ranks. They stay unchanged.
 
     Returns
     -------

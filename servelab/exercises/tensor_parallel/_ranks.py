@@ -4,9 +4,11 @@ Tensors are written as nested lists of small multiples of 1/8, which every float
 challenge's ``groups`` are lists of ranks; each group works on its own, and there is one of all ranks if none is given.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from random import Random
 from typing import Any
+from weakref import ref
 
 import numpy as np
 
@@ -42,10 +44,50 @@ def leaf(values: Any, dtype: str = "float64") -> Any:
     return tensor(values, dtype).requires_grad_()
 
 
-def mark(phase: str) -> None:
-    """What this rank sends from here on belongs to ``phase``, one of `PHASES`."""
+def thirds(values: Any) -> Any:
+    """Nested lists divided by 3: numbers of which float32 does not hold all digits."""
+    return [thirds(value) for value in values] if isinstance(values, list) else values / 3
+
+
+class Given(dict):
+    """Tensors for a layer's constructor, by name; None where there is none. Their memory is that of arrays.
+
+    An array lives as long as a tensor has its memory, in whatever form: as a view, or detached.
+    """
+
+    def __init__(self, values: Mapping[str, Any], dtype: str = "float64"):
+        import torch
+
+        super().__init__()
+        self.arrays: dict[str, Any] = {}
+        for name, value in values.items():
+            self[name] = None
+            if value is not None:
+                full = torch.as_tensor(value, dtype=getattr(torch, dtype))
+                array = (full.view(torch.int16) if dtype == "bfloat16" else full).numpy().copy()
+                self[name], self.arrays[name] = torch.from_numpy(array).view(full.dtype), ref(array)
+
+    def still_used(self) -> list[str]:
+        """Whose memory is in use although nothing here refers to it any more: all of it is given up."""
+        import gc
+
+        self.clear()
+        if any(array() is not None for array in self.arrays.values()):
+            gc.collect(1)  # the youngest: a cycle that the constructor left behind
+        return [name for name, array in self.arrays.items() if array() is not None]
+
+
+def mark(phase: str, meet: Any = None) -> None:
+    """What this rank sends from here on belongs to ``phase``, one of `PHASES`.
+
+    With ``meet``, a challenge's groups, all ranks come this far first: then what they keep in one place is the last's.
+    """
     from servelab.ranks import span
 
+    if meet:
+        import torch.distributed as dist
+
+        dist.barrier()
     with span(phase):
         pass
 
@@ -142,13 +184,19 @@ def same_memory(one: Any, other: Any) -> bool:
     return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
-def kept(modules: Iterable[Any], given: dict[str, Any]) -> str:
-    """Whether a layer keeps memory beside its parameters': of a view, or of a tensor that it was given.
+def kept(modules: Sequence[Any], given: Given, cut: Iterable[str] = ()) -> str:
+    """Whether a layer keeps memory beside its parameters': of a view, or all of what it was given, or a copy of it.
 
-    Empties ``given``, so that the layer has the last reference if it has one at all.
+    Of the matrices ``cut`` this rank should have no more than a part. Empties ``given``, so that the layer has the last
+    reference if it has one at all.
     """
-    from weakref import ref
+    found = _too_much(modules, given, cut)
+    whole = given.still_used()
+    return found or (f"the whole {', '.join(whole)} beside the parameters" if whole else OWN_MEMORY)
 
+
+def _too_much(modules: Sequence[Any], given: Given, cut: Iterable[str]) -> str:
+    """What a parameter or another attribute keeps beyond the part; empty if nothing."""
     named = [(name, parameter) for module in modules for name, parameter in module.named_parameters()]
     for name, parameter in named:
         memory = parameter.untyped_storage()
@@ -157,15 +205,47 @@ def kept(modules: Iterable[Any], given: dict[str, Any]) -> str:
             return f"{elements} elements for the {parameter.numel()} of {name}: is it a view?"
         if any(same_memory(parameter, full) for full in given.values() if full is not None):
             return f"{name} is the tensor that was given, not a copy"
-    alive = {name: ref(full) for name, full in given.items() if full is not None}
-    given.clear()
-    whole = [name for name, reference in alive.items() if reference() is not None]
-    return f"the whole {', '.join(whole)} beside the parameters" if whole else OWN_MEMORY
+    for attribute, beside in _beside(modules):
+        for name, full in given.items():
+            if full is not None and (same_memory(beside, full) or (name in cut and _has_all_of(full, beside))):
+                return f"all of {name} in `self.{attribute}`"
+    return ""
+
+
+def _beside(modules: Iterable[Any]) -> Iterator[tuple[str, Any]]:
+    """Tensors that modules keep in attributes that are no parameters, with the names of the attributes."""
+    for part in (part for module in modules for part in module.modules()):
+        attributes = vars(part) | dict(part.named_buffers(recurse=False))
+        for name in sorted(attributes.keys() - {"_parameters", "_buffers", "_modules"}):
+            value = attributes[name]
+            for tensor in _tensors(value):
+                yield name, tensor
+
+
+def _tensors(value: Any, depth: int = 3) -> Iterator[Any]:
+    """The tensors in a value: itself, or those in lists, tuples and dictionaries."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, np.ndarray) and value.dtype.kind == "f":
+        yield torch.from_numpy(np.ascontiguousarray(value))
+    elif isinstance(value, Mapping | list | tuple) and depth:
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors(each, depth - 1)
+
+
+def _has_all_of(full: Any, tensor: Any) -> bool:
+    """Whether a tensor has all numbers of a matrix, in whatever order."""
+    if full.dim() < 2 or tensor.numel() < full.numel() or not tensor.is_floating_point():
+        return False
+    has, needs = (Counter(each.detach().float().flatten().tolist()) for each in (tensor, full))
+    return needs <= has
 
 
 def held(module: Any) -> int:
-    """Elements that a module's parameters and buffers keep in memory; a view keeps all that it is a view of."""
-    tensors = [*module.parameters(), *module.buffers()]
+    """Elements that a module's parameters and matrices among its buffers keep in memory; a view keeps all of it."""
+    tensors = [*module.parameters(), *(buffer for buffer in module.buffers() if buffer.dim() > 1)]
     sizes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() // t.element_size() for t in tensors}
     return sum(sizes.values())
 
@@ -174,7 +254,8 @@ def grads(went: str, **parameters: Any) -> dict[str, Any]:
     """How the backward pass ``went``, and the gradients of parameters, by the names that a message should use."""
     found: dict[str, Any] = {BACKWARD: went}
     for name, p in parameters.items():
-        grad = getattr(p, "grad", None) if went == DONE else {MISSING: went}
+        grad: Any = getattr(p, "grad", None) if went == DONE else {MISSING: went}
+        grad = grad.to_dense() if getattr(grad, "is_sparse", False) else grad
         found[f"gradient of {name}"] = p if isinstance(p, dict) else grad
     return found
 

@@ -93,14 +93,15 @@ def _work(challenge: dict, comm: Any, attention: type) -> dict:
     from servelab.ranks.communicator import split
 
     copies = max(1, comm.size // challenge["heads"][1])
-    given = {name: ranks.tensor(challenge[name]) for name in MATRICES}
+    given = ranks.Given({name: challenge[name] for name in MATRICES})
     layer = attention(*given.values(), *challenge["heads"], comm, split(comm, copies))
-    kept = ranks.kept([layer], given)
+    cut = "qkvo" if copies < comm.size else "qo"  # of one KV head each rank has all
+    kept = ranks.kept([layer], given, cut if comm.size > 1 else ())
     x = ranks.leaf(challenge["x"])
-    ranks.mark("forward")
+    ranks.mark("forward", challenge.get("groups"))
     y = ranks.returned("forward", layer(x))
     value = y.detach().clone()
-    ranks.mark("backward")
+    ranks.mark("backward", challenge.get("groups"))
     went = ranks.backward(y, ranks.tensor(challenge["factor"]))
     if challenge.get("finish") and went == ranks.DONE:
         ranks.mark("finish")

@@ -11,12 +11,12 @@ F_VALUES, F_GRADIENTS = "f passes values on", "f sums gradients"
 G_VALUES, G_GRADIENTS = "g sums values", "g passes gradients on"
 ONCE, KEPT, GROUP = "one all-reduce each, of the tensor's size", "overwrites nothing", "within its own group"
 CASES = (
-    CaseSpec(F_VALUES, hint=1),
+    CaseSpec(F_VALUES, hint=1, alone=False),
     CaseSpec(G_VALUES, hint=1, weight=2),
     CaseSpec(F_GRADIENTS, hint=1, weight=2),
-    CaseSpec(G_GRADIENTS, hint=1, weight=2),
+    CaseSpec(G_GRADIENTS, hint=1, weight=2, alone=False),
     CaseSpec(ONCE, hint=1, weight=2),
-    CaseSpec(KEPT, hint=2, weight=2),
+    CaseSpec(KEPT, hint=2, weight=2, alone=False),
     CaseSpec(GROUP, hint=1),
 )
 # function, number of ranks, shape, whether the gradient arrives transposed
@@ -41,12 +41,14 @@ def challenges(rng: Random) -> list[dict]:
 
 def _challenge(rng: Random, function: str, size: int, shape: tuple[int, ...], turned: bool) -> dict:
     """Behind g all ranks have the same, so one gradient comes back to all; behind f each has its own."""
-    factors = [ranks.draw(rng, *shape) for _ in range(size)]
+    values, factors = ([ranks.draw(rng, *shape) for _ in range(size)] for _ in range(2))
+    if size == 3:
+        values, factors = ranks.thirds(values), ranks.thirds(factors)
     return {
         "function": function,
         "ranks": size,
         "turned": turned,
-        "x": [ranks.draw(rng, *shape) for _ in range(size)],
+        "x": values,
         "factor": factors if function == "f" else factors[:1] * size,
     }
 
@@ -70,7 +72,7 @@ def _work(challenge: dict, comm: Any, function: Any) -> dict:
     ranks.mark("forward")
     y = ranks.returned(name, function(given, comm))
     made = {"result": y.detach().clone(), "given": ranks.fate(given, before)}
-    ranks.mark("backward")
+    ranks.mark("backward", challenge.get("groups"))
     if y.shape != branch.shape:
         return made | ranks.grads(ranks.backward(y, factor), x=x, beside=beside)
     ends = (0, -1) if challenge["turned"] else (0, 0)  # turned, the gradient arrives with its elements out of order

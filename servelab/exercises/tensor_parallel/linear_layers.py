@@ -14,6 +14,7 @@ BIAS, PAIR = "bias added once", "a column and a row layer in a row"
 WEIGHTS, INPUT = "gradients of weights and biases", "gradient of the input"
 CALLS, DTYPE = "sends no more than it must", "in bfloat16, too"
 GROUP, MISUSE = "within its own group", "refuses unequal parts"
+TYPE = "type of the result"
 CASES = (
     CaseSpec(SHARD, hint=2),
     CaseSpec(HOLDS, hint=2, weight=2),
@@ -29,6 +30,7 @@ CASES = (
     CaseSpec(MISUSE, hint=2),
 )
 SHARDS = ((1, (2, 2), 0), (2, (4, 3), 0), (2, (3, 4), 1), (3, (6,), 0))  # ranks, shape, dimension
+LAYERED = {4: [1]}  # by the number of ranks, what stands in front of the rows of a single layer's x
 # kind, ranks, out, in, bias
 DIRECTED = (
     ("column", 1, 2, 2, False),
@@ -47,7 +49,7 @@ REFUSED = ((2, 3, 4, "column"), (2, 4, 3, "row"), (3, 4, 6, "column"), (4, 8, 6,
 
 
 def challenges(rng: Random) -> list[dict]:
-    """Parts alone; layers on one rank, then several; bfloat16; two groups at once; sizes that cannot be cut."""
+    """Parts alone; layers on one rank, then several; bfloat16; sizes that cannot be cut; two groups at once."""
     made: list[dict] = [
         {"kind": "shard", "ranks": size, "dtype": "float64", "dim": dim, "full": ranks.draw(rng, *shape)}
         for size, shape, dim in SHARDS
@@ -56,19 +58,22 @@ def challenges(rng: Random) -> list[dict]:
     coarse = [_challenge(rng, kind, 4, 8, 8, True) | {"dtype": "bfloat16"} for kind in ("column", "row")]
     grouped = [_challenge(rng, "pair", 2, 4, 3, True) | {"groups": [[0, 2], [1, 3]]}]
     refused = [_challenge(rng, kind, size, out, into, True) | {"misuse": True} for size, out, into, kind in REFUSED]
-    return [*made, *coarse, *grouped, *refused]
+    return [*made, *coarse, *refused, *grouped]
 
 
 def _challenge(rng: Random, kind: str, size: int, out: int, into: int, bias: bool) -> dict:
+    rows = [*([] if kind == "pair" else LAYERED.get(size, [])), 2]
     made = {
         "kind": kind,
         "ranks": size,
         "dtype": "float64",
         "weight": ranks.draw(rng, out, into),
         "bias": ranks.draw(rng, out) if bias else None,
-        "x": ranks.draw(rng, 2, into),
-        "factor": ranks.draw(rng, 2, into if kind == "pair" else out),
+        "x": ranks.draw(rng, *rows, into),
+        "factor": ranks.draw(rng, *rows, into if kind == "pair" else out),
     }
+    if size == 3:
+        made |= {name: ranks.thirds(made[name]) for name in ("x", "factor")}
     if kind == "pair":
         while not _all_active(made):
             made |= {"weight": ranks.draw(rng, out, into), "x": ranks.draw(rng, 2, into)}
@@ -92,7 +97,7 @@ def _work(challenge: dict, comm: Any, shard: Any, column: type, row: type) -> di
     if challenge["kind"] == "shard":
         return _shard(challenge, comm, shard)
     kind, dtype = challenge["kind"], challenge["dtype"]
-    full = {name: _maybe(challenge.get(name), dtype) for name in ("weight", "bias", "second", "second_bias")}
+    full = ranks.Given({name: challenge.get(name) for name in ("weight", "bias", "second", "second_bias")}, dtype)
     x, factor = ranks.tensor(challenge["x"], dtype), ranks.tensor(challenge["factor"], dtype)
     if kind == "row":
         x = x.chunk(comm.size, -1)[comm.rank].clone()
@@ -105,29 +110,27 @@ def _work(challenge: dict, comm: Any, shard: Any, column: type, row: type) -> di
     elif kind != "row":
         factor = factor.chunk(comm.size, -1)[comm.rank]
     biased = [full["bias"] is not None, full["second_bias"] is not None]
-    return {ranks.MEMORY: ranks.kept(layers, full)} | _run(layers, biased, x.requires_grad_(), factor)
+    cut = ("weight", "second") if comm.size > 1 else ()
+    kept = ranks.kept(layers, full, cut)
+    return {ranks.MEMORY: kept} | _run(layers, biased, x.requires_grad_(), factor, challenge.get("groups"))
 
 
 def _shard(challenge: dict, comm: Any, shard: Any) -> dict:
     full = ranks.tensor(challenge["full"])
     part = ranks.returned("shard", shard(full, challenge["dim"], comm))
-    view = ranks.same_memory(part, full)
+    view = ranks.same_memory(part, full) or part.untyped_storage().nbytes() > part.nbytes
     return {"shard": part.detach().clone(), ranks.MEMORY: "all of it: a view" if view else ranks.OWN_MEMORY}
 
 
-def _maybe(values: Any, dtype: str) -> Any:
-    return None if values is None else ranks.tensor(values, dtype)
-
-
-def _run(layers: list, biased: list[bool], x: Any, factor: Any) -> dict:
+def _run(layers: list, biased: list[bool], x: Any, factor: Any, groups: Any) -> dict:
     """Forward and backward through one or two layers."""
-    ranks.mark("forward")
+    ranks.mark("forward", groups)
     y = ranks.returned("forward", layers[0](x))
     y = ranks.returned("forward", layers[1](y.relu())) if len(layers) > 1 else y
-    value = y.detach().clone()
-    ranks.mark("backward")
+    made = {"result": y.detach().clone(), TYPE: str(y.dtype), "elements held": sum(map(ranks.held, layers))}
+    ranks.mark("backward", groups)
     went = ranks.backward(y, factor)
-    made = {"result": value, "elements held": sum(map(ranks.held, layers))} | ranks.grads(went, x=x)
+    made |= ranks.grads(went, x=x)
     for number, layer in enumerate(layers):
         of = f" of layer {number + 1}" if len(layers) > 1 else ""
         names = ("weight", "bias") if biased[number] else ("weight",)  # without one a layer need not have the attribute
@@ -174,7 +177,7 @@ def judge(challenge: dict, transcript: dict, expected: dict) -> list[Case]:
     about |= {case: ["result"] for case in (COLUMN, ROW, BIAS)}
     about |= {
         case: [n for n in names if n not in ("elements held", ranks.MEMORY, ranks.BACKWARD)]
-        for case in (PAIR, DTYPE, GROUP)
+        for case in (PAIR, DTYPE, GROUP)  # with the result's type, as bfloat16 is written like float32
     }
     hints = {name: 3 for name in names if "bias" in name}
     found = [
@@ -200,7 +203,9 @@ def show(challenge: dict) -> str:
     """What each rank does, as Python."""
     if challenge["kind"] == "shard":
         given = [ranks.show("full", challenge["full"]), f"part = shard(full, {challenge['dim']}, comm)"]
-        held = "'all of it: a view' if part.data_ptr() == full.data_ptr() else 'its own'"
+        given += ["own, whole = part.untyped_storage(), full.untyped_storage()"]
+        given += ["view = own.nbytes() > part.nbytes or own.data_ptr() == whole.data_ptr()"]
+        held = "'all of it: a view' if view else 'its own'"
         return ranks.script(challenge, given, {"shard": "part", "memory": held})
     dtype, kind = challenge["dtype"], challenge["kind"]
     given = [name for name in ("weight", "bias", "second", "second_bias", "x", "factor") if challenge.get(name)]

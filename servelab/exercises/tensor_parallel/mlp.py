@@ -48,14 +48,14 @@ def drive(challenge: dict, TensorParallelMLP) -> dict:
 
 
 def _work(challenge: dict, comm: Any, mlp: type) -> dict:
-    given = {name: ranks.tensor(challenge[name]) for name in MATRICES}
+    given = ranks.Given({name: challenge[name] for name in MATRICES})
     layer = mlp(*given.values(), comm)
-    kept = ranks.kept([layer], given)
+    kept = ranks.kept([layer], given, MATRICES if comm.size > 1 else ())
     x = ranks.leaf(challenge["x"])
-    ranks.mark("forward")
+    ranks.mark("forward", challenge.get("groups"))
     y = ranks.returned("forward", layer(x))
     value = y.detach().clone()
-    ranks.mark("backward")
+    ranks.mark("backward", challenge.get("groups"))
     went = ranks.backward(y, ranks.tensor(challenge["factor"]))
     weights = {name: ranks.parameter(layer, name) for name in MATRICES}
     made = {"result": value, ranks.MEMORY: kept, "elements held": ranks.held(layer)}

@@ -55,8 +55,8 @@ DIMENSIONS = {  # heads together are wider than the residual stream
 def challenges(rng: Random) -> list[dict]:
     """A layer of the tiny model on more and more ranks, one of another model; two groups at once; all of the model."""
     made: list[dict] = [_layer(rng, case, size) for case, size in ((ALONE, 1), (SPLIT, 2), (COPIED, 4))]
-    for size in (1, 3):
-        config = DIMENSIONS | {"rms_norm_eps": rng.choice((0.003, 0.01, 0.03))}
+    for size, kv_heads in ((1, 3), (3, 3), (3, 1)):
+        config = DIMENSIONS | {"num_kv_heads": kv_heads, "rms_norm_eps": rng.choice((0.003, 0.01, 0.03))}
         made.append(_layer(rng, OTHER, size) | {"config": config})
     made += [_grouped(rng, groups) for groups in ([[0, 2], [1, 3]], [[0, 1], [2, 3]])]
     for case, size in ((TP2, 2), (TP4, 4)):
@@ -99,9 +99,10 @@ def _one_layer(challenge: dict, comm: Any, decoder_layer: Any, whole: Any) -> di
     from servelab.llm import thread
 
     weights = thread.layer_weights(whole.weights, challenge["layer"])
-    given = {name: weights[name].clone() for name in MATRICES}
+    given = ranks.Given({name: weights[name] for name in MATRICES})
     layer = decoder_layer(whole.config, weights | given, comm)
-    kept = ranks.kept([layer], given)
+    cut = [name for name in MATRICES if name not in "kv" or whole.config.num_kv_heads > 1]
+    kept = ranks.kept([layer], given, cut if comm.size > 1 else ())
     model, kv = thread.LayeredLLM(whole.config, whole.weights, comm, lambda *_: layer), _watched()
     second = list(comm.ranks) in challenge.get("groups", [])[1:]
     tokens, made = torch.tensor(challenge["others" if second else "tokens"]), {}
@@ -173,11 +174,16 @@ def judge(challenge: dict, transcript: dict, expected: dict) -> list[Case]:
 
 
 def _judge_layer(case: str, transcript: dict, expected: dict) -> Case:
-    """The values behind the layer. Where they are wrong, what went into `attend` tells which half of it to look at."""
+    """The values behind the layer, and on several ranks the heads that went into `attend`.
+
+    Where the values are wrong, what `attend` got tells which half of the layer to look at.
+    """
     found = ranks.compare(case, transcript, expected, STEPS)
-    if found.passed:
+    if found.passed and len(expected["ranks"]) == 1:
         return found
     given = ranks.compare(case, transcript, expected, [_given(step, part) for step in STEPS for part in GIVEN])
+    if found.passed and given.passed:
+        return found
     if given.passed:
         return Case(case, False, f"{found.message}; what attend gets is right")
     hint = 1 if case in (SPLIT, COPIED) else None
@@ -213,13 +219,13 @@ def _counted(calls: list) -> str:
 
 
 def _judge_tokens(case: str, transcript: dict, expected: dict) -> Case:
-    """Every rank has to say what the plain loop says; the reference's own transcript has its tokens."""
+    """Every rank has to say what the plain loop says, out of its part of the matrices."""
     want = expected["plain loop"]
     for rank, mine in enumerate(transcript["ranks"]):
         got = mine["made"].get("tokens")
         if not close(got, want):
             return Case(case, False, f"rank {rank}: expected the tokens {want}, got {ranks.shown(got)}")
-    return Case(case, True)
+    return ranks.compare(case, transcript, expected, [MATRIX_ELEMENTS], hints={MATRIX_ELEMENTS: 1})
 
 
 def show(challenge: dict) -> str:
@@ -230,14 +236,13 @@ def show(challenge: dict) -> str:
         "model = thread.LayeredLLM(whole.config, whole.weights, comm, DecoderLayer)",
         *(_show_layer(challenge) if layer else [f"return list(greedy(model, {_asked(challenge)}))"]),
     ]
-    imports = ["from functools import partial", "from servelab.llm.kv import ContiguousKV"]
-    imports = imports if layer else ["from servelab.llm.generate import greedy"]
+    imports = [f"from servelab.llm.{'kv import ContiguousKV' if layer else 'generate import greedy'}"]
     config = ", ".join(f"{name}={value}" for name, value in challenge.get("config", {}).items())
     made = f"whole = thread.untrained_model({config})" if config else "whole = thread.tiny_model()"
     begin = [*imports, "from servelab.llm import thread", made, ""]
     end = [
-        "for rank, (prompt, token) in enumerate(run.values):",
-        "    print(rank, prompt[0, :2].tolist(), token[0, :2].tolist())",
+        "for rank, (prompt, token, *shapes) in enumerate(run.values):",
+        "    print(rank, prompt[0, :2].tolist(), token[0, :2].tolist(), 'attend got shapes', *shapes)",
     ]
     if not layer:
         end = [f"print(list(greedy(whole, {_asked(challenge)})), run.values)"]
@@ -257,6 +262,7 @@ def _show_layer(challenge: dict) -> list[str]:
             f"if dist.get_rank() in {challenge['groups'][1]}:",
             f"    tokens = torch.tensor({challenge['others']})",
         ]
-    lines += ["kv, y = ContiguousKV(), []", f"for span in positions.split({len(tokens) - 1}):"]
-    lines += ["    x, angles = model.inputs(tokens[span], span)"]
-    return [*lines, f"    y.append(model.layers[{number}](x, angles, partial(kv.attend, {number})))", "return y"]
+    lines += ["kv, y, shapes = ContiguousKV(), [], []", "def attend(*qkv):"]
+    lines += ["    shapes.append([list(each.shape) for each in qkv])", f"    return kv.attend({number}, *qkv)"]
+    lines += [f"for span in positions.split({len(tokens) - 1}):", "    x, angles = model.inputs(tokens[span], span)"]
+    return [*lines, f"    y.append(model.layers[{number}](x, angles, attend))", "return *y, *shapes"]

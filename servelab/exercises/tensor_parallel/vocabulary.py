@@ -1,5 +1,6 @@
 """Check of the vocabulary over ranks: embedding, and cross-entropy without gathering the logits."""
 
+from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -28,6 +29,7 @@ CASES = (
     CaseSpec(FEW, hint=3, weight=3),
     CaseSpec(GROUP, hint=3),
 )
+FATE = 'fate = "unchanged" if ({} == before).all() else "overwritten"'
 MOST_CALLS, MOST_PER_TOKEN = 3, 4
 RANGES = ((1, 1), (4, 2), (7, 3), (8, 3), (10, 4), (128_256, 8), (50_257, 4))
 # ranks, vocabulary, hidden, tokens
@@ -58,11 +60,23 @@ def challenges(rng: Random) -> list[dict]:
 
 
 def _embedding(rng: Random, size: int, vocabulary: int, hidden: int, shape: tuple[int, ...]) -> dict:
+    """Every rank has rows for some of the tokens."""
     ids = [*range(vocabulary)] * 2
-    rng.shuffle(ids)
-    tokens: Any = ids[: shape[-1]] if len(shape) == 1 else [ids[: shape[-1]], ids[-shape[-1] :]]
+    while True:
+        rng.shuffle(ids)
+        rows = [ids[: shape[-1]], ids[-shape[-1] :]][: len(shape)]
+        if _on_all_ranks([token for row in rows for token in row], vocabulary, size):
+            break
+    tokens: Any = rows if len(shape) == 2 else rows[0]
     table, factor = ranks.draw(rng, vocabulary, hidden), ranks.draw(rng, *shape, hidden)
     return {"kind": "embedding", "ranks": size, "table": table, "tokens": tokens, "factor": factor}
+
+
+def _on_all_ranks(tokens: list[int], vocabulary: int, size: int) -> bool:
+    """Whether each rank has the row of a token."""
+    rows, longer = divmod(vocabulary, size)
+    first = [rank * rows + min(rank, longer) for rank in range(size + 1)]
+    return all(any(a <= token < b for token in tokens) for a, b in pairwise(first))
 
 
 def _loss(rng: Random, size: int, vocabulary: int, tokens: int, shift: float | tuple[float, ...]) -> dict:
@@ -92,15 +106,15 @@ def drive(challenge: dict, vocab_range, VocabParallelEmbedding, vocab_parallel_c
 def _embed(challenge: dict, comm: Any, embedding: type) -> dict:
     import torch
 
-    given = {"weight": ranks.tensor(challenge["table"])}
+    given = ranks.Given({"weight": challenge["table"]})
     layer = embedding(given["weight"], comm)
-    kept = ranks.kept([layer], given)
+    kept = ranks.kept([layer], given, ["weight"] if comm.size > 1 else [])
     tokens = torch.tensor(challenge["tokens"])
     before = tokens.clone()
-    ranks.mark("forward")
+    ranks.mark("forward", challenge.get("groups"))
     y = ranks.returned("forward", layer(tokens))
     made = {"result": y.detach().clone(), "tokens": ranks.fate(tokens, before)}
-    ranks.mark("backward")
+    ranks.mark("backward", challenge.get("groups"))
     went = ranks.backward(y, ranks.tensor(challenge["factor"]))
     rows = ranks.parameter(layer, "weight")
     made |= {"rows": rows, ranks.MEMORY: kept, "elements held": ranks.held(layer)}
@@ -112,11 +126,12 @@ def _lose(challenge: dict, comm: Any, cross_entropy: Any) -> dict:
 
     first, last = challenge["bounds"][comm.rank : comm.rank + 2]
     logits = ranks.tensor(challenge["logits"])[:, first:last].clone().requires_grad_()
-    ranks.mark("forward")
     labels = torch.tensor(challenge["labels"])
+    before = labels.clone()
+    ranks.mark("forward", challenge.get("groups"))
     loss = ranks.returned("vocab_parallel_cross_entropy", cross_entropy(logits * 1, labels, first, comm))
-    made = {"loss": loss.detach().clone()}
-    ranks.mark("backward")
+    made = {"loss": loss.detach().clone(), "labels": ranks.fate(labels, before)}
+    ranks.mark("backward", challenge.get("groups"))
     went = ranks.backward(loss, ranks.tensor(challenge["factor"]))
     return made | ranks.grads(went, logits=logits)
 
@@ -130,7 +145,7 @@ def judge(challenge: dict, transcript: dict, expected: dict) -> list[Case]:
         about = {HOLDS: ["rows", ranks.MEMORY, "elements held"], LOOKUP: ["result", "tokens"]}
         about |= {TABLE: ["gradient of rows"]}
     else:
-        about = {challenge["case"]: ["loss"], LOGITS: ["gradient of logits"]}
+        about = {challenge["case"]: ["loss", "labels"], LOGITS: ["gradient of logits"]}
     calls = ONE if embedding else FEW
     if challenge.get("groups"):
         about = {GROUP: ["result", "gradient of rows"] if embedding else ["loss", "gradient of logits"]}
@@ -156,11 +171,13 @@ def _judge_range(challenge: dict, transcript: dict, expected: dict) -> Case:
 
 
 def _judge_loss(challenge: dict, transcript: dict) -> Case:
-    """Up to three collectives and four numbers a token forward, nothing backward."""
+    """Up to three collectives and four numbers a token forward, nothing backward; several ranks do need one."""
     case, tokens = FEW, len(challenge["labels"])
     for rank, mine in enumerate(transcript["ranks"]):
         forward, backward = mine["calls"].get("forward", []), mine["calls"].get("backward", [])
         elements = sum(call[1] for call in forward)
+        if not forward and challenge["ranks"] > 1:
+            return Case(case, False, f"rank {rank}, forward: nothing sent, so the other ranks' logits cannot be in it")
         if backward:
             return Case(case, False, f"rank {rank}, backward: expected nothing sent, got {ranks.listed(backward)}")
         if len(forward) > MOST_CALLS or elements > MOST_PER_TOKEN * tokens:
@@ -177,11 +194,15 @@ def show(challenge: dict) -> str:
     lines = [ranks.show("factor", challenge["factor"])]
     if challenge["kind"] == "embedding":
         lines += [ranks.show("table", challenge["table"]), f"tokens = torch.tensor({challenge['tokens']})"]
-        lines += ["layer = VocabParallelEmbedding(table, comm)", "y = layer(tokens)", "(y * factor).sum().backward()"]
-        made = {"result": "y.detach()", "rows": "layer.weight.detach()", "gradient of rows": "layer.weight.grad"}
+        lines += ["before, layer = tokens.clone(), VocabParallelEmbedding(table, comm)", "y = layer(tokens)"]
+        lines += [FATE.format("tokens"), "(y * factor).sum().backward()"]
+        made = {"result": "y.detach()", "tokens": "fate"}
+        made |= {"rows": "layer.weight.detach()", "gradient of rows": "layer.weight.grad"}
         return ranks.script(challenge, lines, made)
     lines += [ranks.show("logits", challenge["logits"]), f"labels = torch.tensor({challenge['labels']})"]
     lines += [f"first, last = {challenge['bounds']}[comm.rank : comm.rank + 2]"]
     lines += ["mine = logits[:, first:last].clone().requires_grad_()"]
-    lines += ["loss = vocab_parallel_cross_entropy(mine, labels, first, comm)", "(loss * factor).sum().backward()"]
-    return ranks.script(challenge, lines, {"loss": "loss.detach()", "gradient of logits": "mine.grad"})
+    lines += ["before, loss = labels.clone(), vocab_parallel_cross_entropy(mine, labels, first, comm)"]
+    lines += [FATE.format("labels"), "(loss * factor).sum().backward()"]
+    made = {"loss": "loss.detach()", "labels": "fate", "gradient of logits": "mine.grad"}
+    return ranks.script(challenge, lines, made)

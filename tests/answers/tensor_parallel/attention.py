@@ -329,3 +329,33 @@ def heads_of_the_world(reference):
             self.k, self.v = nn.Parameter(k[rows].clone()), nn.Parameter(v[rows].clone())
 
     return reference.my_heads, Layer
+
+
+@wrong("all keys' and values' weights stacked beside the parts", case="holds its heads' weights and no more")
+def whole_stacked(reference):
+    def after(self, q, k, v, o, num_heads, num_kv_heads):
+        self.kv = torch.cat([k, v])
+
+    return layer(reference, after=after)
+
+
+@wrong("the whole weight beside the part, detached", case="holds its heads' weights and no more")
+def whole_detached(reference):
+    def after(self, q, k, v, o, num_heads, num_kv_heads):
+        self.full_o = o.detach()
+
+    return layer(reference, after=after)
+
+
+@right("the scale in a buffer")
+def scale_in_a_buffer(reference):
+    def after(self, q, k, v, o, num_heads, num_kv_heads):
+        self.register_buffer("scale", torch.tensor([1 / math.sqrt(self.head_dim)], dtype=q.dtype))
+
+    def forward(self, x):
+        x = reference.copy_to_ranks(x, self.comm)
+        q, k, v = (F.linear(x, w).unflatten(2, (-1, self.head_dim)).transpose(1, 2) for w in (self.q, self.k, self.v))
+        mixed = F.scaled_dot_product_attention(q * self.scale, k, v, is_causal=True, enable_gqa=True, scale=1.0)
+        return self.o(mixed.transpose(1, 2).flatten(2))
+
+    return layer(reference, forward=forward, after=after)

@@ -154,3 +154,28 @@ def ignores_the_group(reference):
 @wrong("rank 0 forgets to take part", case="f sums gradients")
 def rank_0_absent(reference):
     return function(same, lambda grad, comm: summed(grad, comm) if comm.rank else grad), G
+
+
+@wrong("f's communicator kept on the class", case="within its own group")
+def on_the_class(reference):
+    class CopyToRanks(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, comm):
+            CopyToRanks.comm = comm
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx, grad):
+            return CopyToRanks.comm.all_reduce(grad.clone()), None
+
+    return CopyToRanks.apply, G
+
+
+@wrong("g adds up in float32", case="g sums values")
+def g_in_float32(reference):
+    return F, function(lambda x, comm: comm.all_reduce(x.float()).double(), same)
+
+
+@wrong("neither does anything", case="f sums gradients")
+def identity(reference):
+    return (function(same, same),) * 2

@@ -402,3 +402,127 @@ def only_shard(reference):
             self.bias = None if bias is None else nn.Parameter(bias.tensor_split(comm.size)[comm.rank].clone())
 
     return layers(reference, column=Column)
+
+
+def keeping(reference, keep):
+    """The reference's column layer, and what ``keep(weight)`` makes in an attribute beside it."""
+
+    class Column(reference.ColumnParallelLinear):
+        def __init__(self, weight, bias, comm, copied=False):
+            super().__init__(weight, bias, comm, copied)
+            self.full = keep(weight)
+
+    return layers(reference, column=Column)
+
+
+@wrong("the whole weight beside the part, detached", case="holds its part and no more")
+def whole_detached(reference):
+    return keeping(reference, lambda weight: weight.detach())
+
+
+@wrong("the data of the whole weight beside the part", case="holds its part and no more")
+def whole_data(reference):
+    return keeping(reference, lambda weight: (weight.data,))
+
+
+@wrong("a copy of the whole weight beside the part", case="holds its part and no more")
+def whole_cloned(reference):
+    return keeping(reference, lambda weight: weight.clone())
+
+
+@wrong("a copy of the whole weight, transposed and flat, in a list", case="holds its part and no more")
+def whole_turned(reference):
+    return keeping(reference, lambda weight: [weight.T.flatten()])
+
+
+@wrong("a copy of the whole weight in a numpy array", case="holds its part and no more")
+def whole_array(reference):
+    return keeping(reference, lambda weight: {"w": weight.float().numpy().copy()})
+
+
+@wrong("the whole weight in a closure, detached", case="holds its part and no more")
+def whole_in_a_closure(reference):
+    def keep(weight):
+        whole = weight.detach()
+        return lambda: whole
+
+    return keeping(reference, keep)
+
+
+@wrong("the whole weight as a flat buffer", case="holds its part and no more")
+def whole_buffer(reference):
+    class Row(reference.RowParallelLinear):
+        def __init__(self, weight, bias, comm):
+            super().__init__(weight, bias, comm)
+            self.register_buffer("full", weight.flatten().clone())
+
+    return layers(reference, row=Row)
+
+
+@wrong("shard copies all, and returns a view of the copy", case="shard alone: a rank's part, copied")
+def view_of_a_copy(reference):
+    return layers(reference, shard=lambda full, dim, comm: full.clone().chunk(comm.size, dim)[comm.rank])
+
+
+@wrong("a product of two dimensions only", case="column layer: its own outputs")
+def two_dimensions(reference):
+    def forward(self, x):
+        x = x if self.copied else reference.copy_to_ranks(x, self.comm)
+        y = torch.mm(x, self.weight.t())
+        return y if self.bias is None else y + self.bias
+
+    return layers(reference, column=column_of(reference, forward))
+
+
+@wrong("a product of two dimensions only, in the row layer", case="bias added once")
+def two_dimensions_row(reference):
+    def forward(self, x):
+        y = reference.reduce_from_ranks(torch.mm(x, self.weight.t()), self.comm)
+        return y if self.bias is None else y + self.bias
+
+    return layers(reference, row=row_of(reference, forward))
+
+
+@wrong("the row layer's result in float32 for bfloat16", case="in bfloat16, too")
+def row_in_float32(reference):
+    def forward(self, x):
+        y = reference.reduce_from_ranks(F.linear(x, self.weight), self.comm)
+        y = y if self.bias is None else y + self.bias
+        return y.float() if y.dtype == torch.bfloat16 else y
+
+    return layers(reference, row=row_of(reference, forward))
+
+
+@wrong("products in float32 for float64", case="column layer: its own outputs")
+def float32_inside(reference):
+    def forward(self, x):
+        x = x if self.copied else reference.copy_to_ranks(x, self.comm)
+        bias = None if self.bias is None else self.bias.float()
+        return F.linear(x.float(), self.weight.float(), bias).to(x.dtype)
+
+    return layers(reference, column=column_of(reference, forward))
+
+
+@wrong("the row layer's sum in float32", case="bias added once")
+def float32_sum(reference):
+    def forward(self, x):
+        y = reference.reduce_from_ranks(F.linear(x, self.weight).float(), self.comm).to(x.dtype)
+        return y if self.bias is None else y + self.bias
+
+    return layers(reference, row=row_of(reference, forward))
+
+
+@right("the shapes and the own part's transpose remembered")
+def remembered(reference):
+    class Row(reference.RowParallelLinear):
+        def __init__(self, weight, bias, comm):
+            super().__init__(weight, bias, comm)
+            self.shape, self.dtype = weight.shape, weight.dtype
+            self.register_buffer("scale", torch.ones(1, dtype=weight.dtype))
+
+        def forward(self, x):
+            assert x.dtype == self.dtype and x.shape[-1] * self.comm.size == self.shape[1]
+            y = reference.reduce_from_ranks(x.matmul(self.weight.t()), self.comm)
+            return y if self.bias is None else self.scale * self.bias + y
+
+    return layers(reference, row=Row)

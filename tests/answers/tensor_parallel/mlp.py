@@ -212,3 +212,19 @@ def group_ignored(reference):
             return reference.reduce_from_ranks(hidden, Communicator())
 
     return MLP
+
+
+@wrong("the whole gate and up stacked beside the parts", case="holds its part of three matrices")
+def whole_stacked(reference):
+    def init(self, gate, up, down, comm):
+        self.both = torch.cat([gate, up])
+
+    return changed(reference, init=init)
+
+
+@wrong("a dictionary of detached matrices beside the parts", case="holds its part of three matrices")
+def whole_detached(reference):
+    def init(self, gate, up, down, comm):
+        self.sources = {"down": down.detach()}
+
+    return changed(reference, init=init)

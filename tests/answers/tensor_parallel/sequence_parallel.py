@@ -231,8 +231,8 @@ def whole(reference):
     return reference.gather_tokens, reference.scatter_tokens, MLP
 
 
-@wrong("the norm's weight a view", case="holds its part of the weights")
-def norm_view(reference):
+@wrong("the gate's part a view", case="holds its part of the weights")
+def gate_view(reference):
     class MLP(reference.SequenceParallelMLP):
         def __init__(self, norm, gate, up, down, comm):
             super().__init__(norm, gate, up, down, comm)
@@ -337,3 +337,62 @@ def group_ignored(reference):
         return Communicator().all_gather(x, 1)[:, : x.shape[1] * comm.size]
 
     return answers(reference, gather=function(whole, scatter))
+
+
+@right("the norm's weight as it is given, eps in a buffer")
+def norm_as_given(reference):
+    class MLP(reference.SequenceParallelMLP):
+        def __init__(self, norm, gate, up, down, comm):
+            super().__init__(norm, gate, up, down, comm)
+            self.norm = nn.Parameter(norm)
+            self.register_buffer("eps", torch.tensor([1e-6], dtype=norm.dtype))
+
+        def forward(self, x):
+            x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * self.norm
+            return SCATTER(inner(self, GATHER(x, self.comm)), self.comm)
+
+    return GATHER, SCATTER, MLP
+
+
+@wrong("gathered, then normed token by token", case="the norm of the own tokens alone")
+def token_by_token(reference):
+    def forward(self, x):
+        x = torch.cat([normed(self, token) for token in GATHER(x, self.comm).split(1, 1)], 1)
+        return SCATTER(inner(self, x), self.comm)
+
+    return answers(reference, forward=forward)
+
+
+@wrong("gathered, then normed in as many parts as there are ranks, by hand", case="the norm of the own tokens alone")
+def part_by_part(reference):
+    def forward(self, x):
+        parts = GATHER(x, self.comm).chunk(self.comm.size, 1)
+        x = torch.cat([part / (part.square().mean(-1, keepdim=True) + 1e-6).sqrt() * self.norm for part in parts], 1)
+        return SCATTER(inner(self, x), self.comm)
+
+    return answers(reference, forward=forward)
+
+
+@wrong("a copy of the whole matrices beside the parts", case="holds its part of the weights")
+def copied_beside(reference):
+    class MLP(reference.SequenceParallelMLP):
+        def __init__(self, norm, gate, up, down, comm):
+            super().__init__(norm, gate, up, down, comm)
+            self.full = {"gate": gate.clone()}
+
+    return reference.gather_tokens, reference.scatter_tokens, MLP
+
+
+@wrong("the gather's communicator kept on the class", case="within its own group")
+def on_the_class(reference):
+    class Gather(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, comm):
+            Gather.comm = comm
+            return gather(x, comm)
+
+        @staticmethod
+        def backward(ctx, grad):
+            return scatter(grad, Gather.comm), None
+
+    return answers(reference, gather=Gather.apply)

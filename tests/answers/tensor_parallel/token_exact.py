@@ -497,3 +497,52 @@ def column_gathers(reference):
             return y
 
     return with_parts(reference, ColumnParallelLinear=Column)
+
+
+def kv_head_of(reference, choose):
+    """The KV heads' weights from another head on, where there are more ranks than KV heads."""
+
+    def after(self, config, weights, comm):
+        if comm.size > config.num_kv_heads:
+            first = choose(comm, config) * config.head_dim
+            rows = slice(first, first + config.head_dim)
+            self.k, self.v = (nn.Parameter(weights[name][rows].clone()) for name in "kv")
+
+    return changed(reference, after=after)
+
+
+@wrong("the rank by the number of KV heads, for the KV head", case="a model of other dimensions")
+def rank_by_kv_heads(reference):
+    return kv_head_of(reference, lambda comm, config: comm.rank // config.num_kv_heads)
+
+
+@wrong("half the rank for the KV head", case="a model of other dimensions")
+def half_the_rank(reference):
+    return kv_head_of(reference, lambda comm, config: comm.rank // 2)
+
+
+@wrong("two KV heads, whatever the configuration says", case="a model of other dimensions")
+def two_kv_heads(reference):
+    return kv_head_of(reference, lambda comm, config: comm.rank * 2 // comm.size)
+
+
+@wrong("a dictionary of detached weights kept", case="holds its part of the matrices")
+def detached_kept(reference):
+    def after(self, config, weights, comm):
+        self.weights = {name: weight.detach() for name, weight in weights.items()}
+
+    return changed(reference, after=after)
+
+
+@wrong("the dense layer on every rank, nothing sent: at TP=4", case="the plain loop's tokens, TP=4")
+def dense(reference):
+    class Layer(reference.DecoderLayer):
+        def __init__(self, config, weights, comm):
+            super().__init__(config, weights, Alone())
+
+    return Layer
+
+
+@wrong("the dense layer on every rank, nothing sent: its heads", case="KV heads split over the ranks")
+def dense_heads(reference):
+    return dense.make(reference)

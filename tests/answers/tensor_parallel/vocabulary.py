@@ -400,3 +400,62 @@ def group_ignored(reference):
         return reference.reduce_from_ranks(look_up(self, tokens), Communicator())
 
     return embedding_of(reference, forward)
+
+
+@wrong("the caller's labels changed", case="labels of other ranks")
+def labels_changed(reference):
+    def loss(logits, labels, first, comm):
+        z = logits - top(logits, comm)
+        labels -= first
+        parts = torch.stack([z.exp().sum(1), label_logit(z, labels, 0)])
+        total, label = reference.reduce_from_ranks(parts, comm)
+        return total.log() - label
+
+    return answers(reference, loss=loss)
+
+
+@wrong("the loss of the own logits, nothing sent", case="few and small collectives for the loss")
+def nothing_sent(reference):
+    def loss(logits, labels, first, comm):
+        return F.cross_entropy(logits, (labels - first).clamp(0, logits.shape[1] - 1), reduction="none")
+
+    return answers(reference, loss=loss)
+
+
+@wrong("the whole table beside the rows, detached", case="holds its rows and no more")
+def whole_detached(reference):
+    class Embedding(reference.VocabParallelEmbedding):
+        def __init__(self, weight, comm):
+            super().__init__(weight, comm)
+            self.full = weight.detach()
+
+    return answers(reference, embedding=Embedding)
+
+
+@right("only the tokens that are here are looked up, with the ids in a buffer")
+def looked_up_here(reference):
+    class Embedding(nn.Module):
+        def __init__(self, weight, comm):
+            super().__init__()
+            ids = reference.vocab_range(len(weight), comm.rank, comm.size)
+            self.comm, self.weight = comm, nn.Parameter(weight[ids.start : ids.stop].clone())
+            self.register_buffer("ids", torch.tensor(list(ids)))
+
+        def forward(self, tokens):
+            here = torch.isin(tokens, self.ids)
+            y = torch.zeros(*tokens.shape, self.weight.shape[1], dtype=self.weight.dtype)
+            if here.any():
+                y[here] = self.weight[tokens[here] - self.ids[0]]
+            return reference.reduce_from_ranks(y, self.comm)
+
+    return answers(reference, embedding=Embedding)
+
+
+@right("a sparse gradient of the table")
+def sparse(reference):
+    def forward(self, tokens):
+        elsewhere = (tokens < self.ids.start) | (tokens >= self.ids.stop)
+        rows = F.embedding((tokens - self.ids.start).masked_fill(elsewhere, 0), self.weight, sparse=True)
+        return reference.reduce_from_ranks(rows * ~elsewhere.unsqueeze(-1), self.comm)
+
+    return embedding_of(reference, forward)
