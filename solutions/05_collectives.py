@@ -377,7 +377,8 @@ check("collectives.exchange", exchange)
 # ### Your task (about 30 minutes)
 #
 # Write `ring_reduce_scatter`, for a tensor of any shape. What the other chunks hold afterwards does not matter.
-# `exchange` does the sending. A ring that goes the other way round, on all ranks, passes as well.
+# `exchange` does the sending. A ring that goes the other way round, on all ranks, passes as well. But all chunks go the
+# same way: two half rings in opposite directions are another algorithm, which the check turns down.
 #
 # A tensor that is not contiguous is refused with an error, as by `dist.all_reduce`. (Reducing it correctly is accepted,
 # too. What must not happen is that it comes back unchanged.)
@@ -398,10 +399,10 @@ check("collectives.exchange", exchange)
 # </details>
 # <details><summary>Hint 3: sizes, groups, and what to return</summary>
 #
-# The chunk that arrives may be one element shorter than the longest, and the buffer must fit it exactly: make a new one
-# for each hop, or use the front of one that has the size of chunk 0. All numbers, of ranks and of chunks, are numbers
-# in the group. Cut a flat view, not the first dimension, and no flattening that may copy. Return this rank's chunk of
-# it, a view and no clone. With one rank there is no hop, and its chunk is the whole tensor.
+# The chunk that arrives may be one element shorter than the longest, and the buffer must fit it exactly, in size and
+# dtype: make a new one for each hop, or use the front of one that has the size of chunk 0. All numbers, of ranks and of
+# chunks, are numbers in the group. Cut a flat view, not the first dimension, and no flattening that may copy. Return
+# this rank's chunk of it, a view and no clone. With one rank there is no hop, and its chunk is the whole tensor, flat.
 #
 # </details>
 
@@ -544,7 +545,8 @@ check("collectives.ring_all_gather", ring_all_gather)
 # %% [markdown]
 # ### Your task (about 10 minutes)
 #
-# Write `ring_all_reduce`, in place, for a tensor of any shape and size. A tensor that is not contiguous is refused with
+# Write `ring_all_reduce`, in place, for a tensor of any shape and size. In each half of it all chunks go the same way
+# round. A tensor that is not contiguous is refused with
 # an error, as by `dist.all_reduce`. (Reducing it correctly is accepted, too. What must not happen is that it comes back
 # unchanged.)
 #
@@ -693,7 +695,8 @@ if proof_run:
 #
 # Write `tree_all_reduce`, in place, for any p. The check asks for at most ceil(log2 p) rounds each way, in each of which
 # a rank sends one message at most, and that no rank sends or receives more than ceil(log2 p) tensors. Another algorithm
-# that keeps to these limits passes as well: recursive doubling, for example. The distances are given.
+# that keeps to these limits passes as well: recursive doubling, for example. Two sends that a rank starts at the same
+# time are two messages in one round. The distances are given.
 #
 # <details><summary>Hint 1: the way up</summary>
 #

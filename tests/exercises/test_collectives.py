@@ -276,10 +276,27 @@ def test_every_number_of_ranks_is_tried_and_all_but_one_with_a_size_that_it_does
 
 NEAR_MISSES = {
     "naive_all_reduce": ["nothing is sent back"],
-    "ring_reduce_scatter": ["rank r gets the chunk after its own", "what arrives replaces the own share"],
-    "ring_all_gather": ["off by one: the own chunk is not the first", "what arrives is added", "into a buffer"],
-    "ring_all_reduce": ["the reduce-scatter alone", "the all-gather first", "sent round, but nothing added"],
-    "tree_all_reduce": ["up only"],
+    "ring_reduce_scatter": [
+        "rank r gets the chunk after its own",
+        "what arrives replaces the own share",
+        "the last hop left out",
+        "one hop and no more",
+    ],
+    "ring_all_gather": [
+        "off by one: the own chunk is not the first",
+        "what arrives is added",
+        "into a buffer",
+        "the last hop left out",
+        "one hop and no more",
+        "the own chunk in each hop, whatever its size",
+    ],
+    "ring_all_reduce": [
+        "the reduce-scatter alone",
+        "the all-gather first",
+        "sent round, but nothing added",
+        "the last hop left out",
+    ],
+    "tree_all_reduce": ["up only", "the last level left out"],
 }
 OTHER_ALGORITHMS = {
     "naive_all_reduce": ["a tree"],
@@ -302,6 +319,46 @@ def test_another_algorithm_earns_less_than_a_near_miss_of_the_right_one(name):
 
     others = [earned(answer) for answer in OTHER_ALGORITHMS[name]]
     assert max(others) < min(0.45, *(earned(answer) for answer in NEAR_MISSES[name]))
+
+
+def one_element(tensor, group=None, times=1):
+    """An element to the next rank, and nothing else."""
+    import torch
+    import torch.distributed as dist
+
+    rank, p = dist.get_rank(group), dist.get_world_size(group)
+    for _ in range(times if p > 1 and tensor.numel() else 0):
+        element = tensor.view(-1)[:1].clone()
+        reference.exchange(element, (rank + 1) % p, torch.empty_like(element), (rank - 1) % p, group)
+    return tensor.view(-1).tensor_split(p)[rank]
+
+
+def an_element_each_hop(tensor, group=None):
+    import torch.distributed as dist
+
+    return one_element(tensor, group, dist.get_world_size(group) - 1)
+
+
+def lone_message(tensor, group=None):
+    """The first rank's tensor to the second rank, and nothing else."""
+    import torch.distributed as dist
+
+    rank, p = dist.get_rank(group), dist.get_world_size(group)
+    if p > 1 and rank == 0:
+        dist.send(tensor, group=group, group_dst=1)
+    elif rank == 1:
+        dist.recv(tensor, group=group, group_src=0)
+    return tensor.view(-1).tensor_split(p)[rank]
+
+
+@pytest.mark.parametrize("seed", [exercise.PUBLIC_SEED, 1])
+@pytest.mark.parametrize("token", [one_element, an_element_each_hop, lone_message])
+@pytest.mark.parametrize("name", [*RINGS, *HALVES])
+def test_a_token_message_earns_nothing(name, token, seed):
+    subject = exercise.find(f"collectives.{name}")
+    probes = exercise.make_probes(subject, Random(seed), (getattr(reference, name),))
+    recorded = [exercise.record(subject, probe.challenge, (token,)) for probe in probes]
+    assert exercise.judge(subject, probes, recorded).fraction == 0
 
 
 SIZES = (0, 2, 1001)

@@ -17,7 +17,7 @@ RUNS = "comes to an end on every rank"
 ANY, ALONE, UNEVEN = "any number of ranks", "one rank alone", "any number of elements"
 OWN_MESSAGES = "sends its own messages"
 NO_DATA = ("barrier",)  # ready collectives that bring no values
-GROUP, SHAPES = "stays in its group", "tensors of any shape"
+GROUP, SHAPES, DTYPE = "stays in its group", "tensors of any shape and dtype", "any dtype"
 SLIPS = (
     *("NameError", "UnboundLocalError", "AttributeError", "TypeError", "IndexError", "KeyError"),
     *("ImportError", "ModuleNotFoundError"),
@@ -26,7 +26,10 @@ LIMIT = 10  # seconds of real time for a run that takes milliseconds
 
 
 def challenge(case: str, world: int, n: int, k: int = 0, **more: Any) -> dict:
-    """One run: ``world`` ranks with ``n`` elements each, first digit ``k``; ``case`` is what its values are about."""
+    """One run: ``world`` ranks with ``n`` elements each, first digit ``k``; ``case`` is what its values are about.
+
+    Elements are float64, unless ``more`` names another dtype.
+    """
     return {"case": case, "world": world, "n": n, "k": k, "groups": None, "shape": [n], **more}
 
 
@@ -45,7 +48,7 @@ def tensor(challenge: dict, rank: int, n: int | None = None):
     import torch
 
     digits = 1 + (torch.arange(challenge["n"] if n is None else n) + rank + challenge["k"]) % 9
-    made = (10**rank * digits).double()
+    made = (10**rank * digits).to(getattr(torch, challenge.get("dtype", "float64")))
     return made.view(challenge["shape"]) if n is None else made
 
 
@@ -64,7 +67,8 @@ def shown_tensor(challenge: dict, n: str = "") -> str:
     """The same as Python for the learner."""
     digits = f"1 + (torch.arange({n or challenge['n']}) + rank + {challenge['k']}) % 9"
     shape = "" if n or challenge["shape"] == [challenge["n"]] else f".view({challenge['shape']})"
-    return f"(10**rank * ({digits})).double(){shape}"
+    made = f"(10**rank * ({digits}))"  # int64, to begin with
+    return f"{made}{'' if challenge.get('dtype') == 'int64' else '.double()'}{shape}"
 
 
 def show(challenge: dict, *lines: str) -> str:
@@ -97,10 +101,13 @@ def run(challenge: dict, body: Callable, *functions: Callable, link: Link | None
         raise
     except RankError as error:
         return {"failed": type(error.cause or error).__name__, "message": _whole_lines(text(error, MAX_TEXT + 1))}
-    sent, received = ([_messages(ran, rank, kind) for rank in range(ran.world_size)] for kind in ("send", "recv"))
+    sends = [_sends(ran, rank) for rank in range(ran.world_size)]
+    sent = [[[event.peer, event.elements] for event in events] for events in sends]
+    starts = [[event.start for event in events] for events in sends]
     ready = [[rank, event.name] for rank in range(ran.world_size) for event in ran.collectives(rank)]
-    record = {"values": list(ran.values), "seconds": ran.seconds, "sent": sent, "received": received, "ready": ready}
-    return plain(record)
+    barriers = [_in_barriers(ran, rank) for rank in range(ran.world_size)]
+    record = {"values": list(ran.values), "seconds": ran.seconds, "sent": sent, "starts": starts, "ready": ready}
+    return plain({**record, "received": _received(sent), "barriers": max(barriers)})
 
 
 def _whole_lines(report: str) -> str:
@@ -125,9 +132,21 @@ def given(group: Any) -> tuple:
     return () if group is None else (group,)
 
 
-def _messages(ran, rank: int, kind: str) -> list[list[int]]:
-    """The other rank and the elements of each message that has any."""
-    return [[event.peer, event.elements] for event in ran.of_rank(rank) if event.kind == kind and event.elements]
+def _sends(ran, rank: int) -> list:
+    """The messages of a rank that have any elements."""
+    return [event for event in ran.of_rank(rank) if event.kind == "send" and event.elements]
+
+
+def _in_barriers(ran, rank: int) -> float:
+    """The seconds that the messages of a rank's barriers take."""
+    events = [event for event in ran.collectives(rank) if event.name in NO_DATA and event.began is not None]
+    return float(sum(event.end - event.began for event in events))
+
+
+def _received(sent: list[list[list[int]]]) -> list[list[list[int]]]:
+    """The other rank and the elements of what each rank received: a receive may leave open from whom."""
+    everybody = range(len(sent))
+    return [[[rank, elements] for rank in everybody for peer, elements in sent[rank] if peer == to] for to in everybody]
 
 
 def judged(
@@ -161,36 +180,32 @@ def broken_off(transcript: dict) -> str:
 
 def borrowed(label: str, challenge: dict, transcript: dict) -> list[Case]:
     """The cases of a run in which a ready collective was used: nobody can say what else the values come from."""
-    own = own_messages(challenge, transcript)
+    own = own_messages(challenge, transcript, lambda p: 0)
     return [own, Case(label, False, own.message)]
 
 
-def own_messages(challenge: dict, transcript: dict) -> Case:
-    """Whether no ready collective was used, and every rank that has to take part sent or received something."""
-    if transcript["ready"]:
-        rank, name = transcript["ready"][0]
+def own_messages(challenge: dict, transcript: dict, least: Callable[[int], int], fewest: int = 3) -> Case:
+    """Whether no ready collective was used, and every rank had to do with enough elements.
+
+    ``least(p)`` is what each of p ranks must have sent or received to have done more than a token message. It is asked
+    of groups of ``fewest`` ranks or more: one step too few in a small group is no message at all, and a near miss.
+    """
+    lent = [call for call in transcript["ready"] if call[1] not in NO_DATA]
+    if lent:
+        rank, name = lent[0]
         message = f"rank {rank} called {name}, a ready collective; write it with sends and receives"
         return Case(OWN_MESSAGES, False, message)
-    if not any(transcript["sent"]) and any(_taking_part(challenge)):
-        return Case(OWN_MESSAGES, False, "no rank sent anything")
-    for rank in _taking_part(challenge):
-        if not transcript["sent"][rank] and not transcript["received"][rank]:
-            return Case(OWN_MESSAGES, False, f"rank {rank} sent nothing and received nothing")
-    return Case(OWN_MESSAGES, True)
-
-
-def _taking_part(challenge: dict) -> list[int]:
-    """The ranks that cannot do without a message."""
-    splits, found = challenge.get("splits"), []
     for group in groups_of(challenge):
-        for index, rank in enumerate(group):
-            others = [other for other in range(len(group)) if other != index]
-            if splits:
-                needed = any(splits[index][other] or splits[other][index] for other in others)
-            else:
-                needed = bool(others) and challenge["n"] > 0 and challenge.get("messages", True)
-            found += [rank] if needed else []
-    return found
+        needed = least(len(group)) if len(group) >= fewest else 0
+        if needed and not any(transcript["sent"]):
+            return Case(OWN_MESSAGES, False, "no rank sent anything")
+        for rank in group:
+            sent, received = (total(transcript[kind][rank]) for kind in ("sent", "received"))
+            if max(sent, received) < needed:
+                told = f"rank {rank} sent {sent or 'nothing'} and received {received or 'nothing'}"
+                wanted = "" if sent == received == 0 else f"; expected {count(needed, 'element')} one way, at least"
+                return Case(OWN_MESSAGES, False, told + wanted)
+    return Case(OWN_MESSAGES, True)
 
 
 def counted(values: Case, rule: Case, hint: int) -> Case:
@@ -283,10 +298,10 @@ def chunk_sizes(n: int, p: int) -> list[int]:
 def neighbours(case: str, challenge: dict, transcript: dict, both_ways: bool = False) -> Case:
     """Whether all ranks send to one neighbour on the ring and receive from the other, in the same direction.
 
-    ``both_ways`` says that a rank may send to either neighbour: two passes need not have the same direction.
+    ``both_ways`` says that there are two passes, which need not have the same direction: each has one.
     """
     if both_ways:
-        found = next(filter(None, (_no_neighbour(ranks, transcript) for ranks in groups_of(challenge))), "")
+        found = next(filter(None, (_no_two_passes(ranks, challenge, transcript) for ranks in groups_of(challenge))), "")
         return Case(case, not found, found)
     found = ""
     for way in (-1, 1):
@@ -297,13 +312,24 @@ def neighbours(case: str, challenge: dict, transcript: dict, both_ways: bool = F
     return Case(case, False, found)
 
 
-def _no_neighbour(ranks: Sequence[int], transcript: dict) -> str:
-    """The first message that goes to another rank than the two neighbours, in words; empty if there is none."""
+def _no_two_passes(ranks: Sequence[int], challenge: dict, transcript: dict) -> str:
+    """What tells that a group does not pass its chunks round twice, each time one way, in words; empty if nothing does.
+
+    Where chunks are empty, ranks that pass them over may turn at different messages, or not at all.
+    """
+    p, first = len(ranks), None
     for index, rank in enumerate(ranks):
-        beside = (ranks[index - 1], ranks[(index + 1) % len(ranks)])
+        beside = (ranks[index - 1], ranks[(index + 1) % p])
+        turns: list[int] = []  # whom the rank sent to, each time another than before
         for peer, _ in transcript["sent"][rank]:
             if peer not in beside:
                 return f"rank {rank} sent to rank {peer}; its neighbours on the ring are {beside[0]} and {beside[1]}"
+            turns += [beside.index(peer)] if turns[-1:] != [beside.index(peer)] else []
+        first = turns if first is None else first
+        if p > 2 and challenge["n"] >= p and (len(turns) > 2 or turns != first):
+            return (
+                f"rank {rank} sent both ways round, or another way than rank {ranks[0]}, in one half of the all-reduce"
+            )
     return ""
 
 
@@ -321,8 +347,8 @@ def _stranger(ranks: Sequence[int], way: int, transcript: dict) -> str:
 
 
 def rounds(case: str, transcript: dict, most: int, why: str) -> Case:
-    """Whether the run took at most so many rounds, of one message each way."""
-    took = transcript["seconds"]
+    """Whether the run took at most so many rounds, of one message each way; barriers do not count."""
+    took = transcript["seconds"] - transcript["barriers"]
     fine = isinstance(took, (int, float)) and took <= most + 1e-6
     return Case(
         case, fine, "" if fine else f"took the time of {took:g} messages, one after the other; expected {most} ({why})"

@@ -17,6 +17,7 @@ CASES = (
     CaseSpec(ranks.UNEVEN, hint=1, weight=2),
     CaseSpec(KEEPS, hint=1, alone=False),
     CaseSpec(ONCE, hint=1, weight=2),
+    CaseSpec(ranks.DTYPE, hint=1),
     CaseSpec(ranks.GROUP, hint=3, weight=2),
 )
 
@@ -36,9 +37,10 @@ def challenges(rng: Random) -> list[dict]:
         _challenge(ranks.UNEVEN, [[0, 0, 0], [4, 0, 1], [0, 2, 3]]),
     ]
     drawn = [[[rng.choice((0, 1, 2, 5)) for _ in range(p)] for _ in range(p)] for p in (4, 5, 6, 7, 8)]
+    whole = {**_challenge(ranks.DTYPE, [[1] * 3] * 3), "dtype": "int64"}
     groups = [_challenge(ranks.GROUP, [[2] * 3] * 3, 4, [[1, 2, 3]])]
     groups.append(_challenge(ranks.GROUP, [[1, 2, 3], [2, 0, 1], [1, 1, 4]], 5, [[0, 2, 4], [1, 3]]))
-    return [*made, *(_challenge(ranks.UNEVEN, splits) for splits in drawn), *groups]
+    return [*made, *(_challenge(ranks.UNEVEN, splits) for splits in drawn), whole, *groups]
 
 
 def _challenge(case: str, splits: list, world: int | None = None, groups: list | None = None) -> dict:
@@ -50,9 +52,10 @@ def _body(challenge, group, rank, all_to_all):
     import torch.distributed as dist
 
     splits, p = challenge["splits"], dist.get_world_size(group)
-    inputs = [torch.full((splits[rank][j],), 10.0 * rank + j) for j in range(p)]
-    outputs = [torch.full((splits[i][rank],), -1.0) for i in range(p)]
-    all_to_all(list(outputs), list(inputs), *ranks.given(group))
+    dtype = getattr(torch, challenge.get("dtype", "float32"))
+    inputs = [torch.full((splits[rank][j],), 10 * rank + j, dtype=dtype) for j in range(p)]
+    outputs = [torch.full((splits[i][rank],), -1, dtype=dtype) for i in range(p)]
+    all_to_all([part[...] for part in outputs], [part[...] for part in inputs], *ranks.given(group))
     held = [("output", index, part) for index, part in enumerate(outputs)]
     held += [("input", index, part) for index, part in enumerate(inputs)]
     return plain({f"{name} {index}": part for name, index, part in held})
@@ -67,35 +70,35 @@ def judge(challenge: dict, transcript: dict, expected: dict) -> list[Case]:
     """Values and messages are determined; their order is not, and an empty part may be sent or not."""
 
     def rules() -> list[Case]:
-        own = ranks.own_messages(challenge, transcript)
+        smallest = min(min(row) for row in challenge["splits"])
+        own = ranks.own_messages(challenge, transcript, lambda p: smallest)
         return [
             ranks.same_values(challenge["case"], transcript, expected, "output", shares=False),
-            own,
+            *([] if challenge["case"] == ranks.UNEVEN else [own]),
             ranks.same_values(KEEPS, transcript, expected, "input", shares=False),
             *([_once(challenge, transcript)] if own.passed else []),
         ]
 
-    return ranks.judged(challenge, transcript, rules)
+    return ranks.judged(challenge, transcript, rules, ranks.DTYPE)
 
 
 def _once(challenge: dict, transcript: dict) -> Case:
+    """Whether nobody sent anything but whole parts, each to its rank and once; one never sent shows in the values."""
     for group in ranks.groups_of(challenge):
         for index, rank in enumerate(group):
             row = challenge["splits"][index]
-            want = {peer: row[j] for j, peer in enumerate(group) if row[j] and j != index}
-            got: dict[int, int] = {}
-            for peer, elements in transcript["sent"][rank]:
-                got[peer] = got.get(peer, 0) + elements
-            if got != want:
-                return Case(ONCE, False, f"rank {rank} sent {_shown(got)}, expected {_shown(want)}")
+            want = [[peer, row[j]] for j, peer in enumerate(group) if row[j] and j != index]
+            got, left = sorted(transcript["sent"][rank]), list(want)
+            for message in got:
+                if message not in left:
+                    return Case(ONCE, False, f"rank {rank} sent {_shown(got)}, expected {_shown(want)}")
+                left.remove(message)
     return Case(ONCE, True)
 
 
-def _shown(parts: dict[int, int]) -> str:
-    return (
-        ", ".join(f"{ranks.count(elements, 'element')} to rank {peer}" for peer, elements in sorted(parts.items()))
-        or "nothing"
-    )
+def _shown(messages: list) -> str:
+    parts = [f"{ranks.count(elements, 'element')} to rank {peer}" for peer, elements in messages[:12]]
+    return ", ".join(parts) or "nothing"
 
 
 def show(challenge: dict) -> str:
@@ -103,8 +106,9 @@ def show(challenge: dict) -> str:
     return ranks.show(
         challenge,
         f"splits = {challenge['splits']}",
-        "inputs = [torch.full((splits[rank][j],), 10.0 * rank + j) for j in range(p)]",
-        "outputs = [torch.full((splits[i][rank],), -1.0) for i in range(p)]",
-        "all_to_all(list(outputs), inputs{group})",
+        f"dtype = torch.{challenge.get('dtype', 'float32')}",
+        "inputs = [torch.full((splits[rank][j],), 10 * rank + j, dtype=dtype) for j in range(p)]",
+        "outputs = [torch.full((splits[i][rank],), -1, dtype=dtype) for i in range(p)]",
+        "all_to_all([part[...] for part in outputs], inputs{group})",
         "return outputs",
     )

@@ -16,6 +16,7 @@ CASES = (
     CaseSpec(KEEPS, hint=2, alone=False),
     CaseSpec(AT_ONCE, hint=1, weight=2),
     CaseSpec(ITSELF, hint=2),
+    CaseSpec(ranks.DTYPE, hint=2),
     CaseSpec(ranks.GROUP, hint=3, weight=2),
 )
 
@@ -34,6 +35,7 @@ def challenges(rng: Random) -> list[dict]:
         *(ranks.challenge(ARRIVES, p, rng.randint(1, 5), k, shift=rng.randint(1, p - 1)) for p in (6, 7, 8)),
         ranks.challenge(ITSELF, 1, 3, k, shift=0),
         ranks.challenge(ITSELF, 2, 2, k, shift=0),
+        ranks.challenge(ranks.DTYPE, 3, 2, k, shift=1, dtype="int64"),
         ranks.challenge(ranks.GROUP, 4, 2, k, groups=[[1, 2, 3]], shift=1),
         ranks.challenge(ranks.GROUP, 5, 2, k, groups=[[0, 2, 4], [1, 3]], shift=1),
     ]
@@ -47,8 +49,8 @@ def _body(challenge, group, rank, exchange):
     p, n, shift = dist.get_world_size(group), challenge["n"], challenge["shift"]
     source, to = (rank - shift) % p, (rank + shift) % p
     outgoing = ranks.tensor(challenge, rank, n + rank)
-    incoming = torch.full((n + source,), -1.0, dtype=torch.float64)
-    exchange(outgoing, to, incoming, source, *ranks.given(group))
+    incoming = torch.full((n + source,), -1, dtype=outgoing.dtype)
+    exchange(outgoing[...], to, incoming[...], source, *ranks.given(group))
     return plain({"incoming": incoming, "outgoing": outgoing})
 
 
@@ -61,8 +63,10 @@ def judge(challenge: dict, transcript: dict, expected: dict) -> list[Case]:
     """Values are determined; that both directions go at once shows in the time."""
 
     def rules() -> list[Case]:
-        own = ranks.own_messages(challenge, transcript)
-        fast = ranks.rounds(AT_ONCE, transcript, 1, "in which all ranks send and receive")
+        n = challenge["n"] if challenge["messages"] else 0
+        own = ranks.own_messages(challenge, transcript, lambda p: n, fewest=2)
+        alone = {**transcript, "barriers": 0}  # two ranks may exchange something while others do not
+        fast = ranks.rounds(AT_ONCE, alone, 1, "in which all ranks send and receive")
         return [
             ranks.same_values(challenge["case"], transcript, expected, "incoming"),
             own,
@@ -71,7 +75,7 @@ def judge(challenge: dict, transcript: dict, expected: dict) -> list[Case]:
             *([] if challenge["shift"] else [_copied(transcript)]),
         ]
 
-    return ranks.judged(challenge, transcript, rules, ITSELF, buffer=2)
+    return ranks.judged(challenge, transcript, rules, ITSELF, ranks.DTYPE, buffer=2)
 
 
 def _copied(transcript: dict) -> Case:
@@ -87,7 +91,7 @@ def show(challenge: dict) -> str:
         challenge,
         f"to, source = (rank + {shift}) % p, (rank - {shift}) % p",
         f"outgoing = {ranks.shown_tensor(challenge, f'{n} + rank')}",
-        f"incoming = torch.full(({n} + source,), -1.0, dtype=torch.float64)",
-        "exchange(outgoing, to, incoming, source{group})",
+        f"incoming = torch.full(({n} + source,), -1, dtype=outgoing.dtype)",
+        "exchange(outgoing[...], to, incoming[...], source{group})",
         "return incoming",
     )

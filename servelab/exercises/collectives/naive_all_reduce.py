@@ -33,13 +33,13 @@ def challenges(rng: Random) -> list[dict]:
         ranks.challenge(ranks.GROUP, 4, 3, k, groups=[[1, 2, 3]]),
         ranks.challenge(ranks.GROUP, 6, 3, k, groups=[[0, 2, 3, 5], [1, 4]]),
         ranks.challenge(ranks.SHAPES, 2, 1, k, shape=[]),
-        ranks.challenge(ranks.SHAPES, 4, 6, k, shape=[2, 3]),
+        ranks.challenge(ranks.SHAPES, 4, 6, k, shape=[2, 3], dtype="int64"),
     ]
 
 
 def _body(challenge, group, rank, naive_all_reduce):
     mine = ranks.tensor(challenge, rank)
-    naive_all_reduce(mine, *ranks.given(group))
+    naive_all_reduce(mine[...], *ranks.given(group))
     return plain({"tensor": mine})
 
 
@@ -54,7 +54,7 @@ def judge(challenge: dict, transcript: dict, expected: dict) -> list[Case]:
     def rules() -> list[Case]:
         values, own = (
             ranks.same_values(challenge["case"], transcript, expected),
-            ranks.own_messages(challenge, transcript),
+            ranks.own_messages(challenge, transcript, lambda p: challenge["n"]),
         )
         if not own.passed:
             return [values, own]
@@ -84,5 +84,5 @@ def _shown(messages: list) -> str:
 
 def show(challenge: dict) -> str:
     """A run, as Python to paste."""
-    lines = [f"tensor = {ranks.shown_tensor(challenge)}", "naive_all_reduce(tensor{group})", "return tensor"]
+    lines = [f"tensor = {ranks.shown_tensor(challenge)}", "naive_all_reduce(tensor[...]{group})", "return tensor"]
     return ranks.show(challenge, *lines)

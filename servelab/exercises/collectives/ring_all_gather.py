@@ -73,4 +73,4 @@ def _instead(held: list[float], wanted: list[float], before: list[float]) -> tup
 def show(challenge: dict) -> str:
     """A run, as Python to paste."""
     tensor = ranks.shown_tensor(challenge) + ring.shown_strided(challenge)
-    return ranks.show(challenge, f"tensor = {tensor}", "ring_all_gather(tensor{group})", "return tensor")
+    return ranks.show(challenge, f"tensor = {tensor}", "ring_all_gather(tensor[...]{group})", "return tensor")

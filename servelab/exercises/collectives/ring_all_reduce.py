@@ -51,4 +51,4 @@ def judge(challenge: dict, transcript: dict, expected: dict) -> list[Case]:
 def show(challenge: dict) -> str:
     """A run, as Python to paste."""
     tensor = ranks.shown_tensor(challenge) + ring.shown_strided(challenge)
-    return ranks.show(challenge, f"tensor = {tensor}", "ring_all_reduce(tensor{group})", "return tensor")
+    return ranks.show(challenge, f"tensor = {tensor}", "ring_all_reduce(tensor[...]{group})", "return tensor")

@@ -15,7 +15,7 @@ CASES = (
     *ring.BASIC,
     CaseSpec(SUMS, hint=2, weight=2),
     CaseSpec(RETURNS, hint=3),
-    *(replace(spec, hint=1 if spec.name == ring.ELEMENTS else spec.hint) for spec in ring.GENERAL),
+    *(replace(spec, hint=1 if spec.name in (ring.MOST, ring.ELEMENTS) else spec.hint) for spec in ring.GENERAL),
 )
 WRITTEN = -1.0  # into what was returned, to see whether it is a view
 
@@ -110,5 +110,5 @@ def _view(case: str, transcript: dict, expected: dict) -> Case:
 def show(challenge: dict) -> str:
     """A run, as Python to paste."""
     tensor = ranks.shown_tensor(challenge) + ring.shown_strided(challenge)
-    lines = [f"tensor = {tensor}", "returned = ring_reduce_scatter(tensor{group})"]
+    lines = [f"tensor = {tensor}", "returned = ring_reduce_scatter(tensor[...]{group})"]
     return ranks.show(challenge, *lines, "return returned, tensor.reshape(-1).tensor_split(p)[rank]")

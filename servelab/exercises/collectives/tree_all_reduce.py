@@ -39,13 +39,13 @@ def challenges(rng: Random) -> list[dict]:
         *others,
         *(ranks.challenge(ranks.GROUP, world, 3, k, groups=made) for world, made in groups),
         ranks.challenge(ranks.SHAPES, 2, 1, k, shape=[]),
-        ranks.challenge(ranks.SHAPES, 4, 6, k, shape=[2, 3]),
+        ranks.challenge(ranks.SHAPES, 4, 6, k, shape=[2, 3], dtype="int64"),
     ]
 
 
 def _body(challenge, group, rank, tree_all_reduce):
     mine = ranks.tensor(challenge, rank)
-    tree_all_reduce(mine, *ranks.given(group))
+    tree_all_reduce(mine[...], *ranks.given(group))
     return plain({"tensor": mine})
 
 
@@ -59,13 +59,24 @@ def judge(challenge: dict, transcript: dict, expected: dict) -> list[Case]:
     levels = (max(map(len, ranks.groups_of(challenge))) - 1).bit_length()
 
     def rules() -> list[Case]:
-        values, own = _sums(challenge["case"], transcript, expected), ranks.own_messages(challenge, transcript)
+        values, own = _sums(challenge["case"], transcript, expected), _own_messages(challenge, transcript)
         if not own.passed:
             return [values, own]
         fast = _rounds(transcript, levels)
         return [ranks.counted(values, fast, 1), own, fast, _load(challenge, transcript, levels)]
 
     return ranks.judged(challenge, transcript, rules)
+
+
+def _own_messages(challenge: dict, transcript: dict) -> Case:
+    """Whether no ready collective was used, and all together sent as much as it takes to bring a sum together."""
+    own = ranks.own_messages(challenge, transcript, lambda p: 0)
+    for group in ranks.groups_of(challenge):
+        sent, least = sum(ranks.total(transcript["sent"][rank]) for rank in group), (len(group) - 1) * challenge["n"]
+        if own.passed and len(group) > 2 and sent < least:
+            message = f"all ranks together sent {ranks.count(sent, 'element')}, and a sum takes {least} at least"
+            return Case(ranks.OWN_MESSAGES, False, message if sent else "no rank sent anything")
+    return own
 
 
 def _sums(case: str, transcript: dict, expected: dict) -> Case:
@@ -79,8 +90,8 @@ def _sums(case: str, transcript: dict, expected: dict) -> Case:
 def _rounds(transcript: dict, levels: int) -> Case:
     """Whether the time allows for no more rounds, nobody sends oftener, and there are messages enough for a sum.
 
-    A rank sends one message a round at most: many small ones take little time on these links. And in every all-reduce
-    over 2 to 16 ranks some rank sends and receives as many messages together as there are levels.
+    A rank sends one message a round at most: many small ones, or several at once, take little time on these links. And
+    in every all-reduce over 3 to 16 ranks some rank sends and receives as many messages together as there are levels.
     """
     found = ranks.rounds(ROUNDS, transcript, 2 * levels, f"{levels} up and {levels} down, at most")
     if not found.passed:
@@ -89,8 +100,11 @@ def _rounds(transcript: dict, levels: int) -> Case:
         if len(messages) > 2 * levels:
             message = f"rank {rank} sent {len(messages)} messages; expected at most {2 * levels}, one a round"
             return Case(ROUNDS, False, message)
+    for rank, starts in enumerate(transcript["starts"]):
+        if len(set(starts)) < len(starts):
+            return Case(ROUNDS, False, f"rank {rank} started two sends at the same time; a round has one for each rank")
     busiest = max(len(sent) + len(got) for sent, got in zip(transcript["sent"], transcript["received"], strict=True))
-    if busiest < levels:
+    if busiest < levels and levels > 1:
         message = f"no rank sent and received more than {ranks.count(busiest, 'message')}: no sum comes of that"
         return Case(ROUNDS, False, message)
     return found
@@ -109,5 +123,5 @@ def _load(challenge: dict, transcript: dict, levels: int) -> Case:
 
 def show(challenge: dict) -> str:
     """A run, as Python to paste."""
-    lines = [f"tensor = {ranks.shown_tensor(challenge)}", "tree_all_reduce(tensor{group})", "return tensor"]
+    lines = [f"tensor = {ranks.shown_tensor(challenge)}", "tree_all_reduce(tensor[...]{group})", "return tensor"]
     return ranks.show(challenge, *lines).replace("alpha=1.0", f"bandwidth={8.0 * challenge['n']}")

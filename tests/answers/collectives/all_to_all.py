@@ -228,3 +228,64 @@ def idle_with_eight(reference):
             reference.all_to_all(outputs, inputs, group)
 
     return all_to_all
+
+
+@wrong("other memory put in the outputs' place", case="part j of rank i becomes part i of rank j")
+def other_memory(reference):
+    def all_to_all(outputs, inputs, group=None):
+        made = [torch.empty_like(output) for output in outputs]
+        reference.all_to_all(made, inputs, group)
+        for output, part in zip(outputs, made, strict=True):
+            output.data = part
+
+    return all_to_all
+
+
+@wrong("the own part by its memory alone", case="part j of rank i becomes part i of rank j")
+def own_memory(reference):
+    def all_to_all(outputs, inputs, group=None):
+        rank, p = place(group)
+        for shift in range(1, p):
+            to, source = (rank + shift) % p, (rank - shift) % p
+            reference.exchange(inputs[to], to, outputs[source], source, group)
+        outputs[rank].data = inputs[rank].data
+
+    return all_to_all
+
+
+@wrong("buffers of one dtype, whatever the parts' is", case="any dtype")
+def fixed_dtype(reference):
+    def all_to_all(outputs, inputs, group=None):
+        made = [torch.zeros(output.shape, dtype=torch.float32) for output in outputs]
+        reference.all_to_all(made, inputs, group)
+        for output, part in zip(outputs, made, strict=True):
+            output.copy_(part)
+
+    return all_to_all
+
+
+@wrong("a message for each element", case="sends each part once")
+def by_element(reference):
+    def all_to_all(outputs, inputs, group=None):
+        rank, p = place(group)
+        outputs[rank].copy_(inputs[rank])
+        works = []
+        for other in range(p):
+            if other != rank:
+                works += [dist.isend(element, group=group, group_dst=other) for element in inputs[other]]
+                works += [dist.irecv(element, group=group, group_src=other) for element in outputs[other]]
+        for work in works:
+            work.wait()
+
+    return all_to_all
+
+
+@wrong("the last shift left out", case="any number of ranks")
+def last_shift_out(reference):
+    def all_to_all(outputs, inputs, group=None):
+        rank, p = place(group)
+        for shift in range(p - 1):
+            to, source = (rank + shift) % p, (rank - shift) % p
+            reference.exchange(inputs[to], to, outputs[source], source, group)
+
+    return all_to_all

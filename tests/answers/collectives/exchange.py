@@ -151,7 +151,7 @@ def ready(reference):
     return exchange
 
 
-@wrong("a barrier around it", case="sends its own messages")
+@wrong("a barrier around it", case="sends and receives at the same time")
 def barrier(reference):
     def exchange(outgoing, to, incoming, source, group=None):
         dist.barrier(group=group)
@@ -201,5 +201,25 @@ def idle_with_eight(reference):
     def exchange(outgoing, to, incoming, source, group=None):
         if dist.get_world_size(group) != 8:
             reference.exchange(outgoing, to, incoming, source, group)
+
+    return exchange
+
+
+@wrong("other memory put in incoming's place", case="receives what the other rank sent")
+def other_memory(reference):
+    def exchange(outgoing, to, incoming, source, group=None):
+        arrived = torch.empty_like(incoming)
+        reference.exchange(outgoing, to, arrived, source, group)
+        incoming.data = arrived
+
+    return exchange
+
+
+@wrong("a buffer of one dtype, whatever incoming's is", case="any dtype")
+def fixed_dtype(reference):
+    def exchange(outgoing, to, incoming, source, group=None):
+        arrived = torch.zeros(incoming.shape, dtype=torch.float64)
+        reference.exchange(outgoing, to, arrived, source, group)
+        incoming.copy_(arrived)
 
     return exchange

@@ -204,7 +204,7 @@ def untranslated(reference):
     return naive_all_reduce
 
 
-@wrong("a flat buffer", case="tensors of any shape")
+@wrong("a flat buffer", case="tensors of any shape and dtype")
 def flat_buffer(reference):
     def naive_all_reduce(tensor, group=None):
         if dist.get_rank(group) > 0:
@@ -262,3 +262,50 @@ def idle_with_six(reference):
 @wrong("nothing done with eight ranks", case="any number of ranks")
 def idle_with_eight(reference):
     return lambda tensor, group=None: dist.get_world_size(group) == 8 or reference.naive_all_reduce(tensor, group)
+
+
+@right("received from whoever is first, and a barrier between the two ways")
+def from_anybody(reference):
+    def naive_all_reduce(tensor, group=None):
+        rank, p = peers(group)
+        if rank:
+            dist.send(tensor, group=group, group_dst=0)
+        parts = [torch.empty_like(tensor) for _ in range(1, p)] if rank == 0 else []
+        for part in parts:
+            dist.irecv(part, group=group).wait()
+            tensor += part
+        dist.barrier(group)
+        for other in range(1, p) if rank == 0 else ():
+            dist.send(tensor, group=group, group_dst=other)
+        if rank:
+            dist.irecv(tensor, group=group).wait()
+
+    return naive_all_reduce
+
+
+@wrong("other memory put in the tensor's place", case="every rank holds the sum")
+def other_memory(reference):
+    def naive_all_reduce(tensor, group=None):
+        whole = tensor.clone()
+        reference.naive_all_reduce(whole, group)
+        tensor.data = whole
+
+    return naive_all_reduce
+
+
+@wrong("a buffer of one dtype, whatever the tensor's is", case="tensors of any shape and dtype")
+def fixed_dtype(reference):
+    def naive_all_reduce(tensor, group=None):
+        rank, p = peers(group)
+        if rank:
+            dist.send(tensor, group=group, group_dst=0)
+            dist.recv(tensor, group=group, group_src=0)
+            return
+        incoming = torch.zeros(tensor.shape, dtype=torch.float64)
+        for other in range(1, p):
+            dist.recv(incoming, group=group, group_src=other)
+            tensor += incoming
+        for other in range(1, p):
+            dist.send(tensor, group=group, group_dst=other)
+
+    return naive_all_reduce

@@ -111,7 +111,7 @@ def hop_too_many(reference):
     return ring_all_gather
 
 
-@wrong("the whole tensor at each hop", case="sends exactly what it must")
+@wrong("the whole tensor at each hop", case="sends no more than it must")
 def whole(reference):
     def ring_all_gather(tensor, group=None):
         rank, p = place(group)
@@ -216,7 +216,7 @@ def reshaped(reference):
     return lambda tensor, group=None: reference.ring_all_gather(tensor.reshape(-1), group)
 
 
-@wrong("chunks of the first dimension", case="tensors of any shape")
+@wrong("chunks of the first dimension", case="tensors of any shape and dtype")
 def first_dimension(reference):
     def ring_all_gather(tensor, group=None):
         tensor.view(-1)
@@ -257,3 +257,55 @@ def idle_with_six(reference):
 @wrong("nothing done with eight ranks", case="any number of elements")
 def idle_with_eight(reference):
     return lambda tensor, group=None: dist.get_world_size(group) == 8 or reference.ring_all_gather(tensor, group)
+
+
+@wrong("other memory put in the tensor's place", case="every rank holds all chunks")
+def other_memory(reference):
+    def ring_all_gather(tensor, group=None):
+        whole = tensor.clone()
+        reference.ring_all_gather(whole, group)
+        tensor.data = whole
+
+    return ring_all_gather
+
+
+@wrong("a buffer of one dtype, whatever the tensor's is", case="tensors of any shape and dtype")
+def fixed_dtype(reference):
+    def ring_all_gather(tensor, group=None):
+        rank, p = place(group)
+        chunks = tensor.view(-1).tensor_split(p)
+        for hop in range(p - 1):
+            incoming = torch.zeros(len(chunks[(rank - hop - 1) % p]), dtype=torch.float64)
+            reference.exchange(chunks[(rank - hop) % p], (rank + 1) % p, incoming, (rank - 1) % p, group)
+            chunks[(rank - hop - 1) % p].copy_(incoming)
+
+    return ring_all_gather
+
+
+@wrong("the last hop left out", case="every rank holds all chunks")
+def last_hop_out(reference):
+    def ring_all_gather(tensor, group=None):
+        p = dist.get_world_size(group)
+        walk(reference, tensor.view(-1).tensor_split(p), group, hops=max(p - 2, 0))
+
+    return ring_all_gather
+
+
+@wrong("one hop and no more", case="every rank holds all chunks")
+def one_hop(reference):
+    def ring_all_gather(tensor, group=None):
+        p = dist.get_world_size(group)
+        walk(reference, tensor.view(-1).tensor_split(p), group, hops=min(p - 1, 1))
+
+    return ring_all_gather
+
+
+@wrong("the own chunk in each hop, whatever its size", case="any number of elements")
+def own_each_hop(reference):
+    def ring_all_gather(tensor, group=None):
+        rank, p = place(group)
+        chunks = tensor.view(-1).tensor_split(p)
+        for hop in range(p - 1):
+            reference.exchange(chunks[rank], (rank + 1) % p, chunks[(rank - hop - 1) % p], (rank - 1) % p, group)
+
+    return ring_all_gather

@@ -79,7 +79,7 @@ def both_ways(reference):
     return ring_all_reduce
 
 
-@wrong("the whole tensor at each hop", case="sends exactly what it must")
+@wrong("the whole tensor at each hop", case="sends no more than it must")
 def whole(reference):
     def ring_all_reduce(tensor, group=None):
         rank, p = place(group)
@@ -275,7 +275,7 @@ def half_passed(reference):
     return ring_all_reduce
 
 
-@wrong("chunks of the first dimension", case="tensors of any shape")
+@wrong("chunks of the first dimension", case="tensors of any shape and dtype")
 def first_dimension(reference):
     def ring_all_reduce(tensor, group=None):
         tensor.view(-1)
@@ -284,7 +284,7 @@ def first_dimension(reference):
     return ring_all_reduce
 
 
-@wrong("flat tensors only", case="tensors of any shape")
+@wrong("flat tensors only", case="tensors of any shape and dtype")
 def flat_only(reference):
     def ring_all_reduce(tensor, group=None):
         assert tensor.dim() == 1
@@ -330,3 +330,65 @@ def idle_with_six(reference):
 @wrong("nothing done with eight ranks", case="any number of elements")
 def idle_with_eight(reference):
     return lambda tensor, group=None: dist.get_world_size(group) == 8 or reference.ring_all_reduce(tensor, group)
+
+
+@right("refuses strided tensors by an assertion")
+def asserting(reference):
+    def ring_all_reduce(tensor, group=None):
+        assert tensor.is_contiguous()
+        reference.ring_all_reduce(tensor, group)
+
+    return ring_all_reduce
+
+
+@wrong("chunks of n / p elements, rounded up", case="sends exactly what it must")
+def rounded_up(reference):
+    def ring_all_reduce(tensor, group=None):
+        _, p = place(group)
+        flat, size = tensor.view(-1), -(-tensor.numel() // p)
+        ring(reference, [flat[i * size : (i + 1) * size] for i in range(p)], group)
+
+    return ring_all_reduce
+
+
+@wrong("other memory put in the tensor's place", case="every rank holds the sum")
+def other_memory(reference):
+    def ring_all_reduce(tensor, group=None):
+        whole = tensor.clone()
+        reference.ring_all_reduce(whole, group)
+        tensor.data = whole
+
+    return ring_all_reduce
+
+
+@wrong("the last hop left out", case="every rank holds the sum")
+def last_hop_out(reference):
+    def ring_all_reduce(tensor, group=None):
+        rank, p = place(group)
+        chunks = tensor.view(-1).tensor_split(p)
+        reference.ring_reduce_scatter(tensor, group)
+        for hop in range(p - 2):
+            received = chunks[(rank - hop - 1) % p]
+            reference.exchange(chunks[(rank - hop) % p], (rank + 1) % p, received, (rank - 1) % p, group)
+
+    return ring_all_reduce
+
+
+@wrong("two half rings in opposite directions", case="talks to its neighbours only")
+def half_rings(reference):
+    def ring_all_reduce(tensor, group=None):
+        rank, p = place(group)
+        low, high = zip(*(chunk.tensor_split(2) for chunk in tensor.view(-1).tensor_split(p)), strict=True)
+        for hop in range(1, 2 * p - 1):
+            works, arrivals = [], []
+            for parts, way in ((low, 1), (high, -1)):
+                mine, sent = parts[(rank - way * (hop + 1)) % p], parts[(rank - way * hop) % p]
+                arrivals.append((mine, torch.empty_like(mine)))
+                works.append(dist.isend(sent, group=group, group_dst=(rank + way) % p))
+                works.append(dist.irecv(arrivals[-1][1], group=group, group_src=(rank - way) % p))
+            for work in works:
+                work.wait()
+            for mine, incoming in arrivals:
+                mine.copy_(mine + incoming if hop < p else incoming)
+
+    return ring_all_reduce

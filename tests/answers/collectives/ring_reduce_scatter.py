@@ -59,7 +59,7 @@ def travelling(reference):
     return ring_reduce_scatter
 
 
-@wrong("the whole tensor at each hop", case="sends exactly what it must")
+@wrong("the whole tensor at each hop", case="sends no more than it must")
 def whole(reference):
     def ring_reduce_scatter(tensor, group=None):
         rank, p = place(group)
@@ -300,7 +300,7 @@ def reshaped(reference):
     return lambda tensor, group=None: reference.ring_reduce_scatter(tensor.reshape(-1), group)
 
 
-@wrong("chunks of the first dimension", case="tensors of any shape")
+@wrong("chunks of the first dimension", case="tensors of any shape and dtype")
 def first_dimension(reference):
     def ring_reduce_scatter(tensor, group=None):
         rank, p = place(group)
@@ -312,7 +312,7 @@ def first_dimension(reference):
     return ring_reduce_scatter
 
 
-@wrong("flat tensors only", case="tensors of any shape")
+@wrong("flat tensors only", case="tensors of any shape and dtype")
 def flat_only(reference):
     def ring_reduce_scatter(tensor, group=None):
         assert tensor.dim() == 1
@@ -355,3 +355,101 @@ def idle_with_six(reference):
 @wrong("nothing done with eight ranks", case="any number of elements")
 def idle_with_eight(reference):
     return lambda tensor, group=None: dist.get_world_size(group) == 8 or reference.ring_reduce_scatter(tensor, group)
+
+
+@right("received from whoever sends, after a barrier")
+def from_anybody(reference):
+    def ring_reduce_scatter(tensor, group=None):
+        rank, p = place(group)
+        chunks = tensor.view(-1).tensor_split(p)
+        dist.barrier(group)
+        for hop in range(1, p):
+            mine = chunks[(rank - hop - 1) % p]
+            incoming = torch.empty_like(mine)
+            works = [dist.isend(chunks[(rank - hop) % p], group=group, group_dst=(rank + 1) % p)]
+            works.append(dist.irecv(incoming, group=group))
+            for work in works:
+                work.wait()
+            mine += incoming
+        return chunks[rank]
+
+    return ring_reduce_scatter
+
+
+@wrong("other memory put in the tensor's place", case="returns a view of its chunk")
+def other_memory(reference):
+    def ring_reduce_scatter(tensor, group=None):
+        whole = tensor.clone()
+        reference.ring_reduce_scatter(whole, group)
+        tensor.data = whole
+        return tensor.view(-1).tensor_split(dist.get_world_size(group))[dist.get_rank(group)]
+
+    return ring_reduce_scatter
+
+
+@wrong("a buffer of one dtype, whatever the tensor's is", case="tensors of any shape and dtype")
+def fixed_dtype(reference):
+    def ring_reduce_scatter(tensor, group=None):
+        rank, p = place(group)
+        chunks = tensor.view(-1).tensor_split(p)
+        for hop in range(1, p):
+            mine = chunks[(rank - hop - 1) % p]
+            incoming = torch.zeros(mine.shape, dtype=torch.float64)
+            reference.exchange(chunks[(rank - hop) % p], (rank + 1) % p, incoming, (rank - 1) % p, group)
+            mine += incoming
+        return chunks[rank]
+
+    return ring_reduce_scatter
+
+
+@wrong("one rank returns the tensor as it is, not flat", case="one rank alone")
+def alone_not_flat(reference):
+    def ring_reduce_scatter(tensor, group=None):
+        return tensor if dist.get_world_size(group) == 1 else reference.ring_reduce_scatter(tensor, group)
+
+    return ring_reduce_scatter
+
+
+@wrong("the last hop left out", case="rank r holds the sum of chunk r")
+def last_hop_out(reference):
+    def ring_reduce_scatter(tensor, group=None):
+        rank, p = place(group)
+        chunks = tensor.view(-1).tensor_split(p)
+        walk(reference, chunks, group, hops=p - 1)
+        return chunks[rank]
+
+    return ring_reduce_scatter
+
+
+@wrong("one hop and no more", case="rank r holds the sum of chunk r")
+def one_hop(reference):
+    def ring_reduce_scatter(tensor, group=None):
+        rank, p = place(group)
+        chunks = tensor.view(-1).tensor_split(p)
+        walk(reference, chunks, group, hops=min(p, 2))
+        return chunks[rank]
+
+    return ring_reduce_scatter
+
+
+@wrong("two half rings in opposite directions", case="talks to its neighbours only")
+def half_rings(reference):
+    def ring_reduce_scatter(tensor, group=None):
+        rank, p = place(group)
+        chunks = tensor.view(-1).tensor_split(p)
+        low, high = zip(*(chunk.tensor_split(2) for chunk in chunks), strict=True)
+        for hop in range(1, p):
+            works, arrivals = [], []
+            for parts, way in ((low, 1), (high, -1)):
+                mine = parts[(rank - way * (hop + 1)) % p]
+                arrivals.append((mine, torch.empty_like(mine)))
+                sent = parts[(rank - way * hop) % p]
+                works.append(dist.isend(sent, group=group, group_dst=(rank + way) % p))
+                works.append(dist.irecv(arrivals[-1][1], group=group, group_src=(rank - way) % p))
+            for work in works:
+                work.wait()
+            for mine, incoming in arrivals:
+                mine += incoming
+        return chunks[rank]
+
+    return ring_reduce_scatter

@@ -283,7 +283,7 @@ def untranslated(reference):
     return tree_all_reduce
 
 
-@wrong("only as much of a tensor as it is long", case="tensors of any shape")
+@wrong("only as much of a tensor as it is long", case="tensors of any shape and dtype")
 def first_dimension_only(reference):
     def tree_all_reduce(tensor, group=None):
         flat = tensor.view(-1)[: len(tensor)]
@@ -320,3 +320,59 @@ def idle_with_six(reference):
 @wrong("nothing done with eight ranks", case="every rank holds the sum")
 def idle_with_eight(reference):
     return lambda tensor, group=None: dist.get_world_size(group) == 8 or reference.tree_all_reduce(tensor, group)
+
+
+@wrong("other memory put in the tensor's place", case="every rank holds the sum")
+def other_memory(reference):
+    def tree_all_reduce(tensor, group=None):
+        whole = tensor.clone()
+        reference.tree_all_reduce(whole, group)
+        tensor.data = whole
+
+    return tree_all_reduce
+
+
+@wrong("the sum built in one dtype, whatever the tensor's is", case="tensors of any shape and dtype")
+def fixed_dtype(reference):
+    def tree_all_reduce(tensor, group=None):
+        whole = tensor.double()
+        reference.tree_all_reduce(whole, group)
+        tensor += whole - tensor
+
+    return tree_all_reduce
+
+
+@wrong("children 2r + 1 and 2r + 2, sent to both at once", case="few rounds")
+def heap(reference):
+    def tree_all_reduce(tensor, group=None):
+        rank, p = place(group)
+        children = [child for child in (2 * rank + 1, 2 * rank + 2) if child < p]
+        parts = [torch.empty_like(tensor) for _ in children]
+        for work in [
+            dist.irecv(part, group=group, group_src=child) for part, child in zip(parts, children, strict=True)
+        ]:
+            work.wait()
+        for part in parts:
+            tensor += part
+        if rank:
+            dist.send(tensor, group=group, group_dst=(rank - 1) // 2)
+            dist.recv(tensor, group=group, group_src=(rank - 1) // 2)
+        for work in [dist.isend(tensor, group=group, group_dst=child) for child in children]:
+            work.wait()
+
+    return tree_all_reduce
+
+
+@wrong("the last level left out", case="every rank holds the sum")
+def last_level_out(reference):
+    def tree_all_reduce(tensor, group=None):
+        rank, p = place(group)
+        distances = [2**level for level in range((p - 1).bit_length())][:-1]
+        up(tensor, group, distances)
+        for distance in distances[::-1]:
+            if rank % (2 * distance) == distance:
+                dist.recv(tensor, group=group, group_src=rank - distance)
+            elif rank % (2 * distance) == 0 and rank + distance < p:
+                dist.send(tensor, group=group, group_dst=rank + distance)
+
+    return tree_all_reduce
