@@ -217,7 +217,9 @@ class Engine:
         ### END SOLUTION
 
     def add(self, request: Request, prompt: Sequence[int]) -> None:
-        """Queue a request with the token ids of its prompt, which stay the caller's.
+        """Queue a request with the token ids of its prompt.
+
+        The list stays the caller's: it is not changed here, and what the caller writes into it later changes nothing.
 
         Raises
         ------

@@ -13,6 +13,7 @@ from servelab.exercises.capstone._script import add, step  # noqa: E402
 from servelab.exercises.capstone.engine import WORKLOADS, play  # noqa: E402
 from servelab.kv import OutOfBlocks  # noqa: E402
 from servelab.llm import LLM  # noqa: E402
+from servelab.llm.kv import ContiguousKV  # noqa: E402
 from servelab.mutants import read_cells  # noqa: E402
 from servelab.paths import units  # noqa: E402
 from servelab.reference import capstone as reference  # noqa: E402
@@ -190,10 +191,83 @@ def test_who_finds_no_room_is_shown(capsys):
     assert "  reserve c: OutOfBlocks\nstep 2: 13 of c planned" in capsys.readouterr().out
 
 
-def test_the_whole_model_on_every_rank_earns_little():
-    for comms in (0, 1):
-        _, _, verdict = judged("rank_model", lambda config, weights, comm, n=comms: LLM(config, weights, *[comm] * n))
-        assert verdict.fraction <= 0.2
+def test_the_whole_model_on_every_rank_earns_nothing():
+    def divided(config, weights, comm):
+        reference.rank_model(config, weights, comm)  # for what it refuses
+        sums = {name: weight / comm.size for name, weight in weights.items() if name.endswith((".o", ".down"))}
+        return LLM(config, weights | sums, comm)
+
+    for whole in (lambda config, weights, comm: LLM(config, weights), divided):
+        _, _, verdict = judged("rank_model", whole)
+        assert verdict.fraction == 0
+
+
+def test_an_abort_that_the_scheduler_did_not_hear_of_is_named():
+    def abort(self, id):
+        if self.kv.blocks(id):
+            self.scheduler.abort(id)
+        self._forget(id)
+
+    message, _ = first_failure("engine", engine(abort=abort))
+    assert "step 3, before it: add 'b': expected no error, it raised ValueError" in message
+
+
+def test_a_list_that_is_written_over_is_named_and_the_listing_shows_it(capsys):
+    class Engine(reference.Engine):
+        def add(self, request, prompt):
+            super().add(request, prompt)
+            self.tokens[request.id] = prompt if len(prompt) == 4 else list(prompt)
+
+        def step(self):
+            before = {id: list(tokens) for id, tokens in self.tokens.items()}
+            given, self.tokens = self.tokens, before
+            new = super().step()
+            named = {token.id for token in new}
+            self.tokens |= {id: given[id] for id in self.tokens if id not in named}
+            return new
+
+    message, listing = first_failure("engine", Engine)
+    assert message.endswith(
+        "; the caller has written over the list of the prompt after add, which is the caller's right"
+    )
+    assert "# the caller writes over each prompt's list after add\n" in listing
+    printed = []
+    for made in (Engine, reference.Engine):
+        exec(listing, {"Engine": made})
+        printed.append(capsys.readouterr().out)
+    assert printed[0] != printed[1]
+
+
+def test_an_own_list_and_something_else_than_a_list_cost_one_case_each():
+    def step(self):
+        schedule, plans = self.scheduler.schedule, []
+        self.scheduler.schedule = lambda: plans.append(schedule()) or plans[-1]
+        new = reference.Engine.step(self)
+        self.scheduler.schedule = schedule
+        return new if plans[-1].scheduled else None
+
+    def add(self, request, prompt):
+        reference.Engine.add(self, request, prompt)
+        self.tokens[request.id] = prompt
+
+    for methods, case in (({"step": step}, "a step with nothing to do"), ({"add": add}, "requests share nothing")):
+        _, _, verdict = judged("engine", engine(**methods))
+        assert failed(verdict) == [case]
+
+
+def test_the_plain_loop_as_an_engine_earns_little():
+    def _compute(self, plan):
+        outputs = {}
+        for id, n in plan.scheduled.items():
+            self.computed[id] += n
+            if self.computed[id] == len(self.tokens[id]):
+                tokens = torch.tensor(self.tokens[id])
+                hidden = self.model.forward(tokens, torch.arange(len(tokens)), ContiguousKV())
+                outputs[id] = int(self.model.logits(hidden[-1]).argmax())
+        return outputs
+
+    _, _, verdict = judged("engine", engine(_compute=_compute))
+    assert verdict.fraction < 0.2
 
 
 def test_a_memory_that_does_not_know_the_tokens():

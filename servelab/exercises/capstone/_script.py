@@ -18,7 +18,8 @@ from servelab.stepping import RecordedKV, attempt
 
 AMPLE = 64  # blocks: no script runs out of them by accident
 SEED = 7  # of the model's weights
-KINDS = ("tokens", "events", "unfinished", "given", "idle", "passes", "computed", "rows", "used", "blocked", "left")
+SEEN = ("passes", "computed", "rows", "used", "blocked", "left")
+KINDS = ("tokens", "events", "unfinished", "given", "idle", "returned", *SEEN)
 REFUSED = "refused"  # a request with this in its id is one that the scheduler refuses
 
 
@@ -193,6 +194,8 @@ def drive(
 ) -> dict:
     """Run an engine by a script; with ``twin``, a second one beside it, step by step, on prompts of its own.
 
+    With ``overwritten`` each prompt's list is written over as soon as it has been handed over.
+
     ``remark(kv, ids)`` is what there is to say of the KV memory when a step raises `KeyError`; ids are its plan's.
     """
     lists: dict[tuple, list] = {}  # one list object for equal prompts, to see whether it stays as it is
@@ -246,9 +249,11 @@ class _Run:
             outcome = attempt(self.engine.abort, id)
         else:
             tokens = [1 + token % 29 for token in given[0]] if self.twin else given[0]
-            tokens = self.lists.setdefault(tuple(tokens), tokens)
+            over = self.asked.get("overwritten", 0)
+            tokens = list(tokens) if over else self.lists.setdefault(tuple(tokens), tokens)
             length = given[2] if len(given) > 2 else len(tokens)
             outcome = attempt(self.engine.add, Request(id, length, given[1]), tokens)
+            tokens[:] = [0] * len(tokens) if over else tokens
         raised = {"raised": outcome["raised"], "message": outcome["message"]} if "raised" in outcome else {}
         return raised | self._state()
 
@@ -268,7 +273,10 @@ def new_tokens(returned: Any) -> Any:
 
 
 def compare(asked: dict, got: list, want: list) -> dict[str, str]:
-    """What is wrong in a run, by kind, each at its first step. A run that breaks off is wrong in every kind."""
+    """What is wrong in a run, by kind, each at its first step.
+
+    A run that breaks off is wrong in every kind; the reason given is an event that went wrong before, if there is one.
+    """
     found: dict[str, str] = {}
     there = 0  # requests that a step finds
     for number, right in enumerate(want):
@@ -278,7 +286,7 @@ def compare(asked: dict, got: list, want: list) -> dict[str, str]:
             found.setdefault(kind, f"step {number}{problem}")
         if "raised" in mine:
             broken = f"step {number}: step() raised {mine['raised']}{_lost(asked['steps'][: number + 1])}"
-            return found | {kind: broken for kind in KINDS if kind not in found}
+            return found | {kind: found.get("events", broken) for kind in KINDS if kind not in found}
         there = right["unfinished"]
     left, due = got[-1]["used"], want[-1]["used"]
     return found if left == due else found | {"left": f"{due} blocks should be in use at the end, not {left}"}
@@ -298,7 +306,8 @@ def _problems(asked: dict, mine: dict, right: dict, there: int) -> Iterable[tupl
         return
     plan = f", with {_planned(asked)} planned" if asked["scheduled"] else ", with nothing planned"
     if mine["new"] != right["new"]:
-        yield "tokens", f"{plan}: expected {_listed(right['new'])}, got {_listed(mine['new'])}"
+        ran = right["given"] or isinstance(mine["new"], list)  # or else it is only no list where nothing was to be done
+        yield "tokens" if ran else "returned", f"{plan}: expected {_listed(right['new'])}, got {_listed(mine['new'])}"
     passes, rows = (_count(mine["calls"], name) for name in ("forward", "logits"))
     due, most = _count(right["calls"], "forward"), len(asked["scheduled"])
     if len(passes) != len(due) or mine["plans"] not in ((1,) if there else (0, 1)):
@@ -406,6 +415,7 @@ def shown(asked: dict, made: str, play: str) -> str:
     notes = [f"# the model's max_model_len is {_model.SMALL['max_model_len']}"] if any(map(_at_limit, adds)) else []
     notes += ["# a fifth part of an add: the request's prompt_tokens"] if any(event[4:] for event in adds) else []
     notes += ["# the scheduler reserves room for all of a prompt at once"] if asked.get("whole_prompts") else []
+    notes += ["# the caller writes over each prompt's list after add"] if asked.get("overwritten") else []
     usual = ("steps", "case", "num_blocks") if asked["num_blocks"] == AMPLE else ("steps", "case")
     rest = {key: value for key, value in asked.items() if key not in usual}
     return "\n".join(

@@ -121,7 +121,8 @@ def _shared(rng: Random) -> dict:
 def _room(rng: Random) -> list[dict]:
     """Five blocks. A request whose beginning is found waits for room; while it waits, all else can still be taken.
 
-    Then one that has blocks waits for its next, in its answer and in its prompt; it keeps those that it has.
+    Then one that has blocks waits for its next, in its answer and in its prompt; it keeps those that it has. At last
+    one lacks two where one is free.
     """
     common = prompt(rng, 9)
     a, b, c = add("a", [*common, *prompt(rng, 2)], 2), add("b", prompt(rng, 8), 1), add("c", [*common, 3, 4, 5, 6], 2)
@@ -133,6 +134,9 @@ def _room(rng: Random) -> list[dict]:
     a, b = add("a", [*common, *prompt(rng, 4)], 1), add("b", prompt(rng, 5), 2)
     steps = [step({"c": 9}, add("c", [*common, 1], 1)), step({"c": 1}), step({"a": 9, "b": 5}, a, b), step({"a": 4})]
     runs.append([*steps, step({"b": 1, "a": 4}), step({"a": 4}), step({})])
+    a, b = add("a", prompt(rng, 9), 3), add("b", prompt(rng, 16), 1)
+    steps = [step({"a": 9}, a), step({"b": 4, "a": 1}, b), step({"b": 8, "a": 1}), step({"b": 8}), step({"b": 4})]
+    runs.append([*steps, step({})])
     return [challenge(ROOM, steps) | {"num_blocks": 5} for steps in runs]
 
 
@@ -164,7 +168,7 @@ def _remark(kv: Any, ids: list[str]) -> str:
 def judge(asked: dict, transcript: dict, expected: dict) -> list[Case]:
     """Every token and every pass is determined; blocks are too, unless equal ones lie twice in the pool."""
     (got,), (want,) = transcript["runs"], expected["runs"]
-    kinds = JUDGED if asked["case"] == DRAWN else (*JUDGED, "used")
+    kinds = (*JUDGED, "returned" if asked["case"] == DRAWN else "used")
     return [script.case(asked["case"], script.compare(asked, got, want), kinds)]
 
 

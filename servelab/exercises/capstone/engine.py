@@ -38,14 +38,14 @@ CASES = (
     CaseSpec(DRAWN, hint=3, weight=2),
     CaseSpec(WORKLOADS, hint=3, weight=3),
 )
-SAID = ("tokens", "events", "unfinished", "given")
+SAID = ("tokens", "events", "unfinished", "given", "computed")
 ALSO = {  # what else a challenge of this case tests
     MIXED: (PASSES, ROWS),
     ENDS: (BACK,),
     ABORTED: (BACK,),
 }
 LOOKED_AT = {PASSES: ("passes", "computed"), ROWS: ("rows",), BACK: ("used",)}
-OWN = {ABORTED: (*SAID, "used"), IDLE: (*SAID, "idle"), DRAWN: (*SAID, "passes", "computed", "rows", "used")}
+OWN = {ABORTED: (*SAID, "used"), IDLE: (*SAID, "idle", "returned"), DRAWN: (*SAID, "passes", "rows", "used")}
 
 
 def challenges(rng: Random) -> list[dict]:
@@ -102,10 +102,11 @@ def _preempted(rng: Random) -> list[dict]:
 
 
 def _aborted(rng: Random) -> dict:
-    """A running one, a waiting one, one in the middle of its prompt, one that there is not."""
+    """A running one, a waiting one, whose id comes again, one in the middle of its prompt, one that there is not."""
     events = [add(id, prompt(rng, 5), 4) for id in "abc"]
     steps = [step({"a": 5, "c": 2}, *events), step({"c": 3}, ["abort", "a"]), step({"c": 1}, ["abort", "b"])]
-    steps += [step({"c": 1, "d": 3}, add("d", prompt(rng, 5), 2), ["abort", "nobody"]), step({"c": 1}, ["abort", "d"])]
+    events = [add("d", prompt(rng, 5), 2), ["abort", "nobody"], add("b", prompt(rng, 3), 1)]
+    steps += [step({"c": 1, "d": 3, "b": 3}, *events), step({"c": 1}, ["abort", "d"])]
     return challenge(ABORTED, [*steps, step({})])
 
 
@@ -137,11 +138,13 @@ def _idle(rng: Random) -> dict:
 
 
 def _shared(rng: Random) -> list[dict]:
-    """Two requests with the very same prompt; two engines side by side."""
+    """Two requests with the very same prompt; two engines side by side; a caller who uses a prompt's list again."""
     same = prompt(rng, 4)
     first = [step({"a": 4, "b": 4}, add("a", same, 3), add("b", same, 3)), step({"b": 1}), step({"a": 1, "b": 1})]
     second = [step({"a": 3}, add("a", prompt(rng, 5), 3)), step({"a": 2}), step({"a": 1}), step({"a": 1}), step({})]
-    return [challenge(SHARED, [*first, step({"a": 1}), step({})]), challenge(SHARED, second, twin=1)]
+    runs = [challenge(SHARED, [*first, step({"a": 1}), step({})]), challenge(SHARED, second, twin=1)]
+    third = [step({"a": 2}, add("a", prompt(rng, 4), 2)), step({"a": 2}), step({"a": 1}), step({})]
+    return [*runs, challenge(SHARED, third, overwritten=1)]
 
 
 def drive(asked: dict, Engine) -> dict:
@@ -160,7 +163,9 @@ def judge(asked: dict, transcript: dict, expected: dict) -> list[Case]:
     found: dict[str, str] = {}
     for got, want in zip(transcript["runs"], expected["runs"], strict=True):
         found = script.compare(asked, got, want) | found
-    if not transcript["prompts kept"]:
+    if "tokens" in found and asked.get("overwritten"):
+        found["tokens"] += "; the caller has written over the list of the prompt after add, which is the caller's right"
+    if asked["case"] == SHARED and not transcript["prompts kept"]:
         found.setdefault("tokens", "a prompt that was handed over was changed; it stays the caller's")
     own = script.case(asked["case"], found, OWN.get(asked["case"], SAID))
     if own.name == ONE and not own.passed and _another_row(transcript["runs"][0], expected["runs"][0]):

@@ -16,9 +16,9 @@ CASES = (
     CaseSpec(ALONE, hint=1, alone=False),  # the whole model on every rank passes these, too
     CaseSpec(SPLIT, hint=1, weight=3, alone=False),
     CaseSpec(COPIED, hint=2, weight=3, alone=False),
-    CaseSpec(HEADS, hint=2, weight=2, alone=False),
+    CaseSpec(HEADS, hint=2, weight=2),
     CaseSpec(HELD, hint=3, weight=3),
-    CaseSpec(CALLS, hint=1),
+    CaseSpec(CALLS, hint=1, alone=False),
     CaseSpec(KEPT, hint=3, alone=False),
     CaseSpec(REFUSED, hint=3, alone=False),
 )
@@ -37,12 +37,14 @@ def challenges(rng: Random) -> list[dict]:
         (SPLIT, 2, {"num_heads": 4, "num_kv_heads": 4, "num_layers": 1, "intermediate_size": 10}),
         (COPIED, 4, eight),
         (COPIED, 2, {"num_heads": 4, "num_kv_heads": 1, "num_layers": 1}),
+        (COPIED, 6, {"num_heads": 6, "num_kv_heads": 2, "num_layers": 1, "hidden_size": 8}),
     ]
     bad = [
         (REFUSED, 2, {"intermediate_size": 23}),
         (REFUSED, 3, {"intermediate_size": 24}),
         (REFUSED, 2, {"num_heads": 6, "num_kv_heads": 3, "hidden_size": 8}),
         (REFUSED, 3, {"num_heads": 6, "num_kv_heads": 2, "hidden_size": 8}),
+        (REFUSED, 4, {"num_heads": 6, "num_kv_heads": 2, "hidden_size": 8}),
     ]
     tokens = [rng.sample(range(1, 31), 5) for _ in (*good, *bad)]
     pairs = zip((*good, *bad), tokens, strict=True)

@@ -339,6 +339,39 @@ def does_not_look_again(reference):
     return with_kv(reference, reserve=reserve)
 
 
+@wrong("grows block by block and keeps what it got", case="no room changes nothing")
+def block_by_block(reference):
+    def reserve(self, id, num_tokens):
+        fresh = not self.blocks(id)
+        if fresh:
+            found, _ = self.pool.match(self.tokens[id])
+            self.adopt(id, found)
+            self._full[id] = len(found)
+        try:
+            for end in range(1, num_tokens + 1):
+                reference.PagedKV.reserve(self, id, end)
+        except OutOfBlocks:
+            if fresh:
+                self.release(id)
+            raise
+
+    return with_kv(reference, reserve=reserve)
+
+
+@wrong("wants room for all known tokens at the beginning", case="no room changes nothing")
+def room_for_all_known(reference):
+    def reserve(self, id, num_tokens):
+        if not self.blocks(id):
+            found, _ = self.pool.match(self.tokens[id])
+            room = self.num_free
+            self.pool.free(found)
+            if self.blocks_for(len(self.tokens[id])) - len(found) > room:
+                raise OutOfBlocks(id)
+        reference.CachedKV.reserve(self, id, num_tokens)
+
+    return with_kv(reference, reserve=reserve)
+
+
 @wrong("found blocks stay taken when there is no room for the rest", case="no room changes nothing")
 def found_stay_taken(reference):
     def reserve(self, id, num_tokens):
@@ -409,6 +442,18 @@ def first_tokens(reference):
             kv.tokens = {}
 
     return reference.CachedKV, CachedEngine
+
+
+@wrong("None where nothing is planned", case="a random run")
+def none(reference):
+    def step(self):
+        schedule, plans = self.scheduler.schedule, []
+        self.scheduler.schedule = lambda: plans.append(schedule()) or plans[-1]
+        new = reference.CachedEngine.step(self)
+        self.scheduler.schedule = schedule
+        return new if plans[-1].scheduled else None
+
+    return with_engine(reference, step=step)
 
 
 @wrong("remembers six times and no more", case="a random run")

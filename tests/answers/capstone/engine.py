@@ -269,6 +269,25 @@ def without_kv(reference):
     return Engine
 
 
+@wrong("the plain loop, without a batch and without pages", case="one request from prompt to end")
+def plain_loop(reference):
+    def _compute(self, plan):
+        import torch
+
+        from servelab.llm.kv import ContiguousKV
+
+        outputs = {}
+        for id, n in plan.scheduled.items():
+            self.computed[id] += n
+            if self.computed[id] == len(self.tokens[id]):
+                tokens = torch.tensor(self.tokens[id])
+                hidden = self.model.forward(tokens, torch.arange(len(tokens)), ContiguousKV())
+                outputs[id] = int(self.model.logits(hidden[-1]).argmax())
+        return outputs
+
+    return changed(reference, _compute=_compute)
+
+
 @wrong("goes on planning until there is a token", case="no token before the last chunk")
 def until_a_token(reference):
     class Engine(reference.Engine):
@@ -431,6 +450,28 @@ def abort_not_passed_on(reference):
     return changed(reference, abort=lambda self, id: self._forget(id))
 
 
+@wrong("abort reaches the scheduler only if blocks are held", case="an aborted request is gone")
+def abort_of_holders(reference):
+    class Engine(reference.Engine):
+        def abort(self, id):
+            if self.kv.blocks(id):
+                self.scheduler.abort(id)
+            self._forget(id)
+
+    return Engine
+
+
+@wrong("abort reaches the scheduler only if something was computed", case="an aborted request is gone")
+def abort_of_computed(reference):
+    class Engine(reference.Engine):
+        def abort(self, id):
+            if self.computed.get(id):
+                self.scheduler.abort(id)
+            self._forget(id)
+
+    return Engine
+
+
 @wrong("abort of an unknown request raises", case="an aborted request is gone")
 def abort_raises(reference):
     class Engine(reference.Engine):
@@ -562,6 +603,19 @@ def none(reference):
     return Engine
 
 
+@wrong("an empty dictionary where the plan is empty", case="a step with nothing to do")
+def empty_dictionary(reference):
+    class Engine(reference.Engine):
+        def step(self):
+            schedule, plans = self.scheduler.schedule, []
+            self.scheduler.schedule = lambda: plans.append(schedule()) or plans[-1]
+            new = super().step()
+            self.scheduler.schedule = schedule
+            return new if plans[-1].scheduled else {}
+
+    return Engine
+
+
 @wrong("all engines share one book", case="requests share nothing")
 def one_book(reference):
     class Engine(reference.Engine):
@@ -584,6 +638,35 @@ def prompt_not_copied(reference):
             self.tokens[request.id] = prompt
 
     return Engine
+
+
+def noting(reference, note):
+    """An engine that writes a new list for each new token, and the prompt as ``note`` gives it."""
+
+    class Engine(reference.Engine):
+        def add(self, request, prompt):
+            super().add(request, prompt)
+            self.tokens[request.id] = note(prompt)
+
+        def step(self):
+            before = dict(self.tokens)
+            self.tokens |= {id: list(tokens) for id, tokens in before.items()}
+            new = super().step()
+            named = {token.id for token in new}
+            self.tokens |= {id: before[id] for id in self.tokens if id not in named}
+            return new
+
+    return Engine
+
+
+@wrong("keeps the caller's list and never writes to it", case="requests share nothing")
+def callers_list(reference):
+    return noting(reference, lambda prompt: prompt)
+
+
+@right("a tuple of the prompt, a new list with each token")
+def prompt_as_tuple(reference):
+    return noting(reference, tuple)
 
 
 @wrong("hears of one preemption a step", case="a preempted request goes on")

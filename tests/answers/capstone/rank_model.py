@@ -131,6 +131,17 @@ def replicas_take_turns(reference):
     return by_kind(reference, change)
 
 
+@wrong("as many ranks to a KV head as there are KV heads", case="KV heads are copied")
+def rank_by_kv_heads(reference):
+    def change(kind, weight, part, comm, config):
+        kv_heads = config.num_kv_heads
+        if kind in ("k", "v") and comm.size > kv_heads:
+            return weight.chunk(kv_heads)[min(comm.rank // kv_heads, kv_heads - 1)].clone()
+        return part
+
+    return by_kind(reference, change)
+
+
 @wrong("k and v cut as q is", case="KV heads are copied")
 def cut_as_q(reference):
     def change(kind, weight, part, comm, config):
@@ -205,6 +216,27 @@ def whole_models_added(reference):
     return lambda config, weights, comm: LLM(config, weights, comm)
 
 
+def of_whole_models(factor):
+    """The whole model on every rank, with partial sums that are ``factor(comm)`` times the whole ones."""
+
+    def rank_model(config, weights, comm):
+        checked(config, comm.size)
+        sums = {name: weight * factor(comm) for name, weight in weights.items() if name.endswith((".o", ".down"))}
+        return LLM(config, weights | sums, comm)
+
+    return rank_model
+
+
+@wrong("the whole model on every rank, divided by their number", case="a rank's numbers of heads")
+def whole_models_divided(reference):
+    return of_whole_models(lambda comm: 1 / comm.size)
+
+
+@wrong("the whole model on every rank, of which the first alone adds", case="a rank keeps its part only")
+def first_rank_adds(reference):
+    return of_whole_models(lambda comm: comm.rank == 0)
+
+
 @wrong("both KV heads on every rank", case="KV heads are copied")
 def all_kv_heads(reference):
     return by_kind(reference, lambda kind, weight, part, comm, config: weight if kind in ("k", "v") else part)
@@ -260,6 +292,16 @@ def by_hand(refuses):
         if config.num_heads % size or config.intermediate_size % size or refuses(config.num_kv_heads, size):
             raise ValueError(config)
         mine, own = views_of(config, weights, comm.rank, size)
+        return LLM(mine, {name: weight.clone() for name, weight in own.items()}, comm)
+
+    return rank_model
+
+
+@wrong("KV heads and MLP have to divide, query heads do not", case="what does not divide is refused")
+def query_heads_anyhow(reference):
+    def rank_model(config, weights, comm):
+        checked(replace(config, num_heads=comm.size), comm.size)
+        mine, own = views_of(config, weights, comm.rank, comm.size)
         return LLM(mine, {name: weight.clone() for name, weight in own.items()}, comm)
 
     return rank_model
