@@ -706,6 +706,48 @@ def test_an_interrupt_ends_the_run(action):
     assert SimCluster(2).run(get_rank).values == [0, 1]
 
 
+class Keeper:
+    """One for all ranks: classes of modules are not copied."""
+
+    group: dist.ProcessGroup | None = None
+
+
+def keeps_its_group_on_a_class():
+    groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    Keeper.group = groups[get_rank() // 2]
+    dist.barrier()
+    if get_rank() > 1:
+        dist.all_reduce(torch.ones(2), group=Keeper.group)
+
+
+def test_the_group_object_of_another_rank_is_refused():
+    text = failure(RankError, keeps_its_group_on_a_class, 4)
+    assert (
+        "rank 2 raised ForeignGroupError: all_reduce: rank 2 called the group object of rank 3; each rank has its"
+        in text
+    )
+
+
+def sends_in_a_thread():
+    group, raised = dist.group.WORLD, []
+
+    def send():
+        try:
+            group.send([torch.ones(2)], 1, 0)
+        except ValueError as error:
+            raised.append(str(error))
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    thread.join()
+    return raised
+
+
+def test_a_thread_of_a_ranks_own_is_refused():
+    said = ["send: called in a thread of its own; a rank is one thread"]
+    assert SimCluster(2).run(sends_in_a_thread).values == [said, said]
+
+
 def test_a_time_limit_of_the_caller_passes_through():
     class Limit(BaseException):
         pass

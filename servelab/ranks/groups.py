@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from servelab.ranks import current
 from servelab.ranks.calls import caller, size
 from servelab.ranks.collectives import COLLECTIVES, REDUCTIONS, Contribution, Reduction, Tensors
 from servelab.ranks.exchange import Exchange, Request
@@ -50,6 +51,10 @@ class SimWork(dist.Work):
         return post.ranks.index(post.peer)
 
     source_rank = _source_rank
+
+
+class ForeignGroupError(ValueError):
+    """A rank called another rank's view of a group. Under it, torch's own report of the error raises another one."""
 
 
 class SimGroup(ProcessGroup):
@@ -101,6 +106,7 @@ class SimGroup(ProcessGroup):
 
     def _message(self, kind: str, tensor: torch.Tensor, peer: int | None, tag: int) -> SimWork:
         blocking = _called_by_send_or_recv(sys._getframe(3))
+        self._demand_own(kind)
         if peer is not None:
             self._demand_member(kind, peer)
         _demand_contiguous([tensor])
@@ -179,6 +185,7 @@ class SimGroup(ProcessGroup):
         return self._collective("barrier", Contribution(), [], opts)
 
     def _collective(self, name: str, part: Contribution, payload: torch.Tensor | Tensors, options: Any) -> SimWork:
+        self._demand_own(name)
         self._demand_member(name, part.root)
         _demand_contiguous([*part.inputs, *part.outputs])
         post = Post(
@@ -206,6 +213,17 @@ class SimGroup(ProcessGroup):
         if name in ("broadcast", "reduce", "gather", "scatter"):
             details.append(f"root={self._ranks[part.root]}")
         return ", ".join(details)
+
+    def _demand_own(self, name: str) -> None:
+        """A rank that calls another rank's view of a group would speak in its name."""
+        here = current.rank()
+        if here is None:
+            raise ForeignGroupError(f"{name}: called in a thread of its own; a rank is one thread")
+        if here.index != self._member.index:
+            raise ForeignGroupError(
+                f"{name}: rank {here.index} called the group object of rank {self._member.index}; "
+                "each rank has its own: keep it in a local variable, not on a class or in a global one"
+            )
 
     def _demand_member(self, name: str, rank: int) -> None:
         if not 0 <= rank < self.size():

@@ -158,6 +158,8 @@ class _Simulation:
         return DeadlockError(reports.deadlock(self.snapshots()))
 
     def raised(self, rank: Rank, error: BaseException) -> RankError:
+        if isinstance(error.__context__, groups.ForeignGroupError):
+            error = error.__context__.with_traceback(error.__traceback__)
         failure = RankError(reports.raised(rank.index, error, self.snapshots(), self.stacks()))
         failure.rank, failure.cause = rank.index, error
         return failure
