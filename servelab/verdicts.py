@@ -58,12 +58,12 @@ class Shown:
             return f"held for {case.covered} {'input' if case.covered == 1 else 'inputs'}"
         if not self.probes:
             return "failed"
-        same = next(other for other in self.verdict.cases if other.message == case.message)
-        if same is not case and len(case.message) > MAX_REPEATED:
-            return f'as for "{same.spec.name}"'
         head, newline, _ = case.message.partition("\n")
+        same = next(other for other in self.verdict.cases if other.message.partition("\n")[0] == head)
         if newline and case is self.verdict.first_failure:
             return _shortened(case.message, MAX_REPORT)
+        if same is not case and len(case.message) > MAX_REPEATED:
+            return f'as for "{same.spec.name}"'
         return _shortened(head, MAX_MESSAGE) or "no input reached this"
 
 
