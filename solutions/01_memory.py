@@ -732,10 +732,10 @@ explore(
 #   input table); of routed experts those that the step reads, see below. The KV of `batch` contexts. Writing KV is left
 #   out.
 # - **operations**: 2 for each *active* weight outside the embedding, and each token. Active means: of the routed
-#   experts only the share k/E that a token uses. Norms, biases, positions and routers count like any other weight,
-#   though on the course's cards they are less than 0.5 % of the active ones. The products of attention itself and the output head are left out, so
-#   that it stays a floor. The peak is that of bf16, whatever the size of a stored weight. (Exercise 6 has other
-#   arithmetic.)
+#   experts only the share k/E that a token uses. Norms, biases, positions and routers count like any other weight, though
+#   on the course's cards they are less than 0.5 % of the active ones. The products of attention itself and the output head
+#   are left out, so that it stays a floor. The peak is that of bf16, whatever the size of a stored weight. (Exercise 6 has
+#   other arithmetic.)
 # - **tp cards**: weights and operations are divided by `tp` evenly, replicated weights too. Do not use
 #   `weight_bytes_per_rank`: this stays a floor. KV goes by exercise 3: no further than one KV head a card.
 #
