@@ -75,7 +75,7 @@ def check(name: str, *answers) -> None:
     recorded, printed = _drive_all(exercise, probes, answers)
     verdict = exercises.judge(exercise, probes, recorded)
     unwritten = not verdict.passed and all(_not_written(outcome) for outcome in recorded)
-    if not verdict.passed:
+    if not (verdict.passed or unwritten):
         verdict = replace(verdict, note=_unproven(exercise, answers))
     failed_on = verdict.first_failure.failed_on if verdict.first_failure else None
     _show(exercise, probes, verdict, "" if failed_on is None else printed[failed_on], unwritten)

@@ -199,7 +199,7 @@ class Bench:
         return tuple(getattr(module, name) for name in self.exercise.answers)
 
     def verdict(self, given: tuple, probes: list[Probe]) -> Verdict:
-        recorded = exercise.record_all(self.exercise, (probe.challenge for probe in probes), given)
+        recorded = exercise.record_all(self.exercise, [probe.challenge for probe in probes], given)
         return exercise.judge(self.exercise, probes, recorded)
 
     def survives(self, given: tuple) -> bool:

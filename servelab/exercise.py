@@ -242,12 +242,13 @@ def record(exercise: Exercise, challenge: Any, answers: tuple) -> dict:
         return {"raised": raised | ({"never_ends": True} if getattr(error, "never_ends", False) is True else {})}
 
 
-def record_all(exercise: Exercise, challenges: Iterable[Any], answers: tuple) -> list[dict]:
+def record_all(exercise: Exercise, challenges: list, answers: tuple) -> list[dict]:
     """The outcome of each challenge; after one that did not come to an end, nothing is run any more."""
-    recorded: list[dict] = []
-    for challenge in challenges:
-        stop = bool(recorded) and (recorded[-1] == NOT_RUN or never_ended(recorded[-1]))
-        recorded.append(NOT_RUN if stop else record(exercise, challenge, answers))
+    recorded = [NOT_RUN] * len(challenges)
+    for index, challenge in enumerate(challenges):
+        recorded[index] = record(exercise, challenge, answers)
+        if never_ended(recorded[index]):
+            break
     return recorded
 
 

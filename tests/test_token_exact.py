@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from servelab.exercises.capstone import _model
+from servelab.exercises.capstone._workload import BYTES
 from servelab.llm import LLM, load, thread
 from servelab.llm.engine import WORKLOADS, WatchedScheduler, decode_steps, serve, workload
 from servelab.llm.generate import greedy
@@ -28,7 +29,6 @@ from servelab.simulation import StaticBatches
 TP = {"num_heads": 8, "num_kv_heads": 2, "head_dim": 4, "intermediate_size": 24}  # 4 ranks share 2 KV heads in pairs
 EOS = 0
 AMPLE = 64
-BYTES = {"vocab_size": 256, "hidden_size": 4, "num_layers": 1, "num_heads": 1, "num_kv_heads": 1, "max_model_len": 512}
 
 
 @dataclass(frozen=True)
