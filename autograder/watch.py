@@ -59,16 +59,27 @@ class Watch:
         processes = [self._process, *self._process.children(recursive=True)]
         if len(processes) > self.caps.processes:
             return f"more than {self.caps.processes} processes"
-        if sum(map(_memory, processes)) > self.caps.memory:
+        if sum(map(_resident, processes)) > self.caps.memory and sum(map(_own, processes)) > self.caps.memory:
             return f"more than {self.caps.memory // MIB} MiB of memory"
         if _size(self.folder) > self.caps.sockets:
             return "too many bytes in the folder of its sockets"
         return ""
 
 
-def _memory(process: psutil.Process) -> int:
+def _resident(process: psutil.Process) -> int:
+    """Bytes of memory that a process uses: quick to ask, but forked processes each count the pages that they share."""
     try:
         return process.memory_info().rss
+    except psutil.Error:
+        return 0
+
+
+def _own(process: psutil.Process) -> int:
+    """The same with each shared page divided by its number of users, where the system tells."""
+    try:
+        return process.memory_full_info().pss
+    except (psutil.AccessDenied, AttributeError):  # AttributeError: not on this system
+        return _resident(process)
     except psutil.Error:
         return 0
 

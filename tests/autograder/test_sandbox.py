@@ -163,6 +163,22 @@ def test_the_watch_ends_what_breaks_a_cap(tmp_path, caps, breach):
         child.wait()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells how many processes share a page")
+def test_pages_that_processes_share_count_once(tmp_path):
+    code = "import os, time\nheld = b'x' * (100 << 20)\nif all(os.fork() for _ in range(5)):\n    print(flush=True)\n"
+    family = psutil.Popen([sys.executable, "-c", code + "time.sleep(60)"], stdout=subprocess.PIPE)
+    try:
+        family.stdout.readline()
+        watch = Watch(family.pid, Caps(memory=300 << 20), tmp_path, family.kill)
+        watch.stop()
+        assert sum(each.memory_info().rss for each in [family, *family.children()]) > watch.caps.memory
+        assert watch.look() == ""
+    finally:
+        for process in [*family.children(), family]:
+            process.kill()
+        family.communicate()
+
+
 class TestRefusal:
     def test_without_the_program(self, monkeypatch):
         monkeypatch.setattr(trial.shutil, "which", lambda name: None)
