@@ -12,7 +12,10 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import _functional_collectives as functional
 from torch.distributed import all_reduce, distributed_c10d, get_rank, get_world_size, irecv, isend, recv, send
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from servelab.ranks import (
     BufferChangedError,
@@ -726,6 +729,60 @@ def test_the_group_object_of_another_rank_is_refused():
         "rank 2 raised ForeignGroupError: all_reduce: rank 2 called the group object of rank 3; each rank has its"
         in text
     )
+
+
+def keeps_its_group_for_the_next_run():
+    if Keeper.group is None:
+        Keeper.group = dist.new_group([0, 1])
+    dist.all_reduce(torch.ones(2), group=Keeper.group)
+
+
+def test_the_group_object_of_an_earlier_run_is_refused(monkeypatch):
+    monkeypatch.setattr(Keeper, "group", None)
+    SimCluster(1).run(lambda: setattr(Keeper, "group", dist.new_group([0])))
+    text = failure(RankError, keeps_its_group_for_the_next_run, 2)
+    assert "ForeignGroupError: all_reduce: this group object is left over from an earlier run" in text
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated:FutureWarning")
+def test_a_default_group_is_the_runs_own():
+    for size in (2, 3):
+        run = SimCluster(size).run(lambda: torch.distributed.nn.functional.all_reduce(torch.ones(1)).item())
+        assert run.values == [size] * size
+
+
+def functional_collectives():
+    group = [dist.new_group([0, 1]), dist.new_group([2, 3])][get_rank() // 2]
+    rank = torch.full((2,), float(get_rank()))
+    made = [
+        functional.all_reduce(rank, "sum", group),
+        functional.broadcast(rank, 1, group),
+        functional.all_gather_single(rank, 0, group),
+        functional.reduce_scatter_single(torch.arange(4.0), "sum", 0, group),
+        functional.all_to_all_single(torch.arange(4.0), None, None, group),
+    ]
+    return [tensor.tolist() for tensor in made]
+
+
+def test_functional_collectives_are_recorded():
+    run = SimCluster(4).run(functional_collectives)
+    assert run.values[2] == [[5, 5], [3, 3], [2, 2, 3, 3], [0, 2], [0, 1, 0, 1]]
+    assert run.values[3] == [[5, 5], [3, 3], [2, 2, 3, 3], [4, 6], [2, 3, 2, 3]]
+    names = ["all_reduce", "broadcast", "all_gather_single", "reduce_scatter_single", "all_to_all_single"]
+    for rank in range(4):
+        assert [e.name for e in run.events if e.rank == rank and e.kind == "collective"] == names
+
+
+def reduces_a_dtensor():
+    mesh = init_device_mesh("cpu", (2,))
+    partial = DTensor.from_local(torch.ones(3), mesh, [Partial()])
+    return partial.redistribute(mesh, [Replicate()]).to_local().tolist()
+
+
+def test_what_dtensor_sends_is_recorded():
+    run = SimCluster(2).run(reduces_a_dtensor)
+    assert run.values == [[2, 2, 2]] * 2
+    assert [(e.name, e.nbytes) for e in run.events if e.kind == "collective"] == [("all_reduce", 12)] * 2
 
 
 def sends_in_a_thread():

@@ -14,6 +14,7 @@ class Rank(Protocol):
     index: int
     device: Any  # a torch.device
     world: Any  # its state of torch.distributed
+    exchange: Any  # its run's `servelab.ranks.exchange.Exchange`
 
     @property
     def random(self) -> Random:

@@ -1,8 +1,8 @@
 """The process group behind torch.distributed on simulated ranks.
 
 torch.distributed checks a call's arguments, then calls its process group; `SimGroup` is one that hands the call to the
-run's `Exchange`. So learners' calls, and what torch builds from them (`batch_isend_irecv`, `all_gather_object`), are
-torch's own functions, however they were imported.
+run's `Exchange`. So learners' calls, and what torch builds on them (`batch_isend_irecv`, `all_gather_object`,
+functional collectives, DTensor), are torch's own functions, however they were imported.
 """
 
 import inspect
@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d
+from torch.distributed import distributed_c10d
 
 from servelab.ranks import current
 from servelab.ranks.calls import caller, size
@@ -148,6 +150,10 @@ class SimGroup(ProcessGroup):
         outputs = self._parts_of("all_gather_single: the output", output, given.numel())
         return self._collective("all_gather_single", Contribution([given], outputs), given, options)
 
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, options: Any) -> SimWork:
+        """What the functional all-gather calls, with one tensor."""
+        return self.all_gather_single(_only("all_gather_single", outputs), _only("all_gather_single", inputs), options)
+
     def gather(self, outputs: list[Tensors], inputs: Tensors, options: Any) -> SimWork:
         if outputs:
             self._demand_sizes("gather", "output", outputs[0], inputs[0].numel())
@@ -169,6 +175,12 @@ class SimGroup(ProcessGroup):
         inputs = self._parts_of("reduce_scatter_single: the input", given, output.numel())
         part = Contribution(inputs, [output], op=options.reduceOp.op)
         return self._collective("reduce_scatter_single", part, given, options)
+
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, options: Any) -> SimWork:
+        """What the functional reduce-scatter calls, with one tensor."""
+        return self.reduce_scatter_single(
+            _only("reduce_scatter_single", outputs), _only("reduce_scatter_single", inputs), options
+        )
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, options: Any) -> SimWork:
         self._demand_sizes("all_to_all", "output", outputs)
@@ -219,6 +231,10 @@ class SimGroup(ProcessGroup):
         here = current.rank()
         if here is None:
             raise ForeignGroupError(f"{name}: called in a thread of its own; a rank is one thread")
+        if here.exchange is not self._exchange:
+            raise ForeignGroupError(
+                f"{name}: this group object is left over from an earlier run; groups end with their run: make it anew"
+            )
         if here.index != self._member.index:
             raise ForeignGroupError(
                 f"{name}: rank {here.index} called the group object of rank {self._member.index}; "
@@ -257,8 +273,12 @@ class SimGroup(ProcessGroup):
 
 
 def world(exchange: Exchange, member: Rank, ranks: Sequence[int], store: dist.Store) -> SimpleNamespace:
-    """What torch.distributed keeps of its process groups (its ``_World``), for one rank; with the default group."""
+    """What torch.distributed keeps of its process groups (its ``_World``), for one rank; with the default group.
+
+    Under its name the group is also found by functional collectives and DTensor, by thread as `isolation` sees to.
+    """
     group = SimGroup(exchange, member, "0", ranks)
+    _distributed_c10d._register_process_group(distributed_c10d.GroupName("0"), group)
     return SimpleNamespace(
         default_pg=group,
         pg_map={group: (dist.Backend("gloo"), store)},
@@ -277,6 +297,12 @@ def world(exchange: Exchange, member: Rank, ranks: Sequence[int], store: dist.St
 def _called_by_send_or_recv(frame: FrameType | None) -> bool:
     """Whether torch's blocking function made the call: it calls isend or irecv, then waits."""
     return frame is not None and frame.f_code in BLOCKING
+
+
+def _only(name: str, tensors: Tensors) -> torch.Tensor:
+    if len(tensors) != 1:
+        raise ValueError(f"{name}: simulated ranks take one tensor a call, got {len(tensors)}")
+    return tensors[0]
 
 
 def _demand_contiguous(tensors: Tensors) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # here, outside of ranks: a default argument keeps the world it is imported in
 
 from servelab.ranks import current, groups, isolation, reports, shipping
 from servelab.ranks.copies import Original
@@ -198,7 +199,7 @@ class _Here:
     device = torch.device("cpu")
 
     def __init__(self, exchange: Exchange, rank: Rank, world: Any, seed: int):
-        self._exchange, self._rank, self.index = exchange, rank, rank.index
+        self.exchange, self._rank, self.index = exchange, rank, rank.index
         self.world, self._seed = world, seed
 
     @functools.cached_property
@@ -210,10 +211,10 @@ class _Here:
         return self._rank.clock
 
     def record(self, event: Event) -> None:
-        self._exchange.events.append(event)
+        self.exchange.events.append(event)
 
     def span(self, name: str, seconds: float) -> contextlib.AbstractContextManager[None]:
-        return self._exchange.span(self._rank, name, seconds)
+        return self.exchange.span(self._rank, name, seconds)
 
 
 @contextlib.contextmanager

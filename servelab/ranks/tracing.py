@@ -3,7 +3,7 @@
 `Tracer.install` puts wrappers in place of the functions of torch.distributed in a rank's process; a learner's function
 arrives there afterwards, so ``from torch.distributed import send`` in its cell means the wrapper, too. A call that
 torch makes itself inside another one is not counted. Not seen at all: what does not go through these functions, such
-as DistributedDataParallel, DTensor and torch.distributed._functional_collectives.
+as DistributedDataParallel, DTensor and torch.distributed._functional_collectives (simulated ranks see the last two).
 """
 
 import contextlib
