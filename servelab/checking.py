@@ -222,7 +222,7 @@ def _remember(exercise: Exercise, verdict: Verdict, answers: tuple) -> None:
     """Write the result down for `servelab progress`, when this runs on a learner's notebook in ``work/``."""
     if not in_work():
         return
-    folder = work_dir() / ".servelab" / "progress"
+    path = _kept(exercise.name)
     result = {
         "exercise": exercise.name,
         "fraction": verdict.fraction,
@@ -230,13 +230,28 @@ def _remember(exercise: Exercise, verdict: Verdict, answers: tuple) -> None:
         "source": _source(exercise, answers),
     }
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle, scratch = tempfile.mkstemp(dir=folder, suffix=".tmp")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, scratch = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
         with open(handle, "w", encoding="utf-8") as file:
             json.dump(result, file)
-        os.replace(scratch, folder / f"{exercise.name}.json")
+        os.replace(scratch, path)
     except OSError as error:
         print(f"The result could not be kept for `progress`: {error}")  # on stderr it would cost points in nbgrader
+
+
+def kept_result(name: str) -> dict:
+    """What the last check of an exercise left for `progress`; empty if there was none or it cannot be read."""
+    try:
+        kept = json.loads(_kept(name).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    fraction = kept.get("fraction") if isinstance(kept, dict) else None
+    sound = isinstance(fraction, (int, float)) and not isinstance(fraction, bool) and 0 <= fraction <= 1
+    return kept if sound else {}
+
+
+def _kept(name: str) -> Path:
+    return work_dir() / ".servelab" / "progress" / f"{name}.json"
 
 
 def source_hash(source: str) -> str:
@@ -280,8 +295,6 @@ def _codes(answer: Any) -> Iterator[CodeType]:
 
 def _unproven(exercise: Exercise, answers: tuple) -> str:
     """Which answers to other exercises of the unit these use that have not passed their own checks, in words."""
-    from servelab.work import kept_result
-
     if not in_work():
         return ""
     used = set(exercise.earlier)

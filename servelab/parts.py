@@ -31,7 +31,7 @@ from types import ModuleType
 import cloudpickle
 
 from servelab import exercise as exercises
-from servelab.checking import in_work, source_hash
+from servelab.checking import in_work, kept_result, source_hash
 from servelab.errors import CourseError
 from servelab.notebooks import grade_id
 from servelab.paths import Unit, units
@@ -286,8 +286,6 @@ def _parts(unit: Unit) -> Iterator[Part]:
 
 def _not_proven(exercise: str, source: str) -> str | None:
     """Why a cell of the learner's is not known to be right; None if it passed as it stands in the saved notebook."""
-    from servelab.work import kept_result
-
     kept = kept_result(exercise)
     if kept.get("fraction") != 1:
         return NOT_PASSED

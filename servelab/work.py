@@ -13,7 +13,7 @@ from pathlib import Path
 import nbformat
 
 from servelab.build import notebook_text
-from servelab.checking import VERDICT_MIME, source_hash
+from servelab.checking import VERDICT_MIME, kept_result, source_hash
 from servelab.errors import CourseError
 from servelab.notebooks import grade_id, is_check, is_solution, points
 from servelab.paths import Unit, find_unit, units, work_dir
@@ -167,17 +167,6 @@ def progress(unit: Unit) -> list[Result]:
         edited = bool(kept.get("source")) and kept["source"] != source_hash(sources.get(solution, ""))
         results.append(Result(exercise, value, kept.get("fraction"), edited))
     return results
-
-
-def kept_result(name: str) -> dict:
-    """What the last check of an exercise left for `progress`; empty if there was none or it cannot be read."""
-    try:
-        kept = json.loads((_state() / "progress" / f"{name}.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    fraction = kept.get("fraction") if isinstance(kept, dict) else None
-    sound = isinstance(fraction, (int, float)) and not isinstance(fraction, bool) and 0 <= fraction <= 1
-    return kept if sound else {}
 
 
 def run_checks(unit: Unit) -> list[dict]:

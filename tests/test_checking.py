@@ -6,7 +6,9 @@ import io
 import json
 import logging
 import os
+import re
 import signal
+import subprocess
 import sys
 import warnings
 from importlib import import_module
@@ -247,6 +249,23 @@ def test_progress_that_cannot_be_kept_costs_nothing(work_folder, monkeypatch, ca
     out, err = capfd.readouterr()
     assert "could not be kept" in out
     assert err == ""
+
+
+def test_a_failing_check_loads_nothing_slow(work_folder):
+    """A learner waits for it; nbformat with what it validates by takes seconds."""
+    (work_folder / "00").mkdir()
+    code = f"""
+import sys
+from servelab.checking import CheckFailed, check
+try:
+    check("{NAME}", lambda lengths, batch_size: 0)
+except CheckFailed:
+    print(sorted(sys.modules))
+"""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=work_folder / "00", capture_output=True, encoding="utf-8", check=True)
+    assert "FAIL" in done.stdout
+    assert not {"torch", "nbformat", "jsonschema", "matplotlib"} & set(re.findall(r"'([\w.]+)'", done.stdout))
 
 
 def test_a_fault_may_lie_in_a_part_that_has_not_passed(work_folder, monkeypatch, capsys):
