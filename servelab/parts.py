@@ -235,14 +235,22 @@ class Assembly:
         part = self.missing.get(name)
         if part is None:
             raise AttributeError(f"unit {self.unit.number} ({self.unit.name}) has no {name!r}")
-        todo = [f"  {p.name} ({', '.join(p.answers)}): {p.obstacle}" for p in self.exercises if not p.runs_own]
-        first = f"Finish {part.name} in {self.unit.work}, save it and restart this kernel."
-        first += " Not finished there (it may build on some of these):"
+        todo = [f"  {p.name} ({', '.join(p.answers)}): {p.obstacle}" for p in self._open_under(part)]
+        first = f"In {self.unit.work}, see that this passes its check; then save the notebook and restart this kernel:"
         raise CourseError(
             f"{name} comes from the exercise {part.name} of unit {self.unit.number}, which is not finished",
             where=f"{self.unit.name}.{name}",
             mend="\n".join([first, *todo]),
         )
+
+    def _open_under(self, part: Part) -> list[Part]:
+        """The exercise and those that the learner's code for it uses, directly or not, as far as they do not run."""
+        found, names = [part], set(part.names.used)
+        for other in reversed(self.exercises[: self.exercises.index(part)]):
+            if names & other.skeleton.defined:
+                names |= other.names.used
+                found += [other] * (not other.runs_own)
+        return found[::-1]
 
     def report(self) -> str:
         """Whose code runs, in one line, and one line for each cell of the learner's that is passed over."""

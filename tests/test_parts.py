@@ -314,12 +314,18 @@ def test_without_solutions_an_unfinished_exercise_blocks_only_what_needs_it(bund
         paged_kv.PrefixCache  # noqa: B018
     assert "exercise prefix-cache of unit 03, which is not finished" in caught.value.problem
     assert str(UNIT.work) in caught.value.mend
-    assert "block-table (BlockTable): has not passed its check" in caught.value.mend
-    assert "block-allocator" not in caught.value.mend
+    assert caught.value.mend.splitlines()[1:] == ["  prefix-cache (PrefixCache): has not passed its check"]
     assert not hasattr(paged_kv, "no_such_name")
     assert capsys.readouterr().out.startswith(
         "paged_kv: your BlockAllocator, paged_attention_blockwise; not finished: BlockTable, "
     )
+
+
+def test_without_solutions_what_an_unfinished_exercise_builds_on_is_named_too(bundle):
+    learn(block_allocator=marked("block-allocator"), prefix_cache="class PrefixCache(ForkableTable): ...")
+    with pytest.raises(CourseError) as caught:
+        part().PrefixCache  # noqa: B018
+    assert [line.split()[0] for line in caught.value.mend.splitlines()[1:]] == ["block-table", "fork", "prefix-cache"]
 
 
 def test_without_solutions_what_calls_an_unfinished_exercise_waits_for_it(bundle, capsys):
