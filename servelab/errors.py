@@ -14,6 +14,8 @@ class CourseError(Exception):
         What the user can do about it. May be empty.
     """
 
+    is_report = True  # shown whole by a check
+
     def __init__(self, problem: str, *, where: str = "", mend: str = ""):
         super().__init__(problem, where, mend)
         self.problem, self.where, self.mend = problem, where, mend

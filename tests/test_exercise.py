@@ -5,6 +5,7 @@ from random import Random
 from types import ModuleType
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -374,6 +375,29 @@ def test_an_open_part_of_another_exercise_is_not_called_the_answers_own():
         "type": "NotImplementedError",
         "message": "double is not written yet",
     }
+
+
+def test_a_part_of_another_unit_that_is_not_finished_is_no_fault_of_the_answer():
+    todo = "\n".join(f"  exercise-{n}: has not passed its check" for n in range(20))
+
+    def double(number):
+        raise CourseError("table comes from the exercise table, which is not finished", mend=todo)
+
+    message = record(TOY, 1, (double,))["raised"]["message"]
+    assert message.startswith("what this builds on is not written yet: table comes from") and message.endswith(todo)
+    found = verdict(double)
+    assert "your code raised" not in found.first_failure.message
+    assert not verdicts.Shown(TOY, PROBES, found).hint
+
+
+def test_torch_computes_on_one_core_while_an_answer_is_driven():
+    before, seen = torch.get_num_threads(), []
+    try:
+        torch.set_num_threads(3)
+        record(TOY, 1, (lambda number: seen.append(torch.get_num_threads()),))
+        assert (seen, torch.get_num_threads()) == ([1], 3)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_after_a_run_that_does_not_end_nothing_else_is_tried():
