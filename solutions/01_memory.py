@@ -549,7 +549,7 @@ check("memory.per_rank", kv_bytes_per_rank, weight_bytes_per_rank)
 #
 # Write three functions with the same arguments:
 #
-# - `kv_room`: bytes for KV on one card; 0 if the weights do not fit.
+# - `kv_room`: bytes for KV on one card; 0 if weights and overhead do not fit.
 # - `max_tokens`: tokens of *distinct* requests in the whole instance, not rounded. As with `kv_bytes_per_token`,
 #   no window is full yet. A token on only one of `split_tokens` cards takes room on that one alone.
 # - `max_concurrent`: how many requests of `tokens` tokens each, windows included.
@@ -584,7 +584,7 @@ def kv_room(
     weight_dtype_bytes: float = 2,
     kv_dtype_bytes: int = 2,
 ) -> float:
-    """Bytes that one card has left for KV; 0 where the weights do not fit.
+    """Bytes that one card has left for KV; 0 where weights and overhead do not fit.
 
     Parameters
     ----------

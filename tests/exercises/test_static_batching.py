@@ -173,11 +173,15 @@ def named(name, answer):
     return next(a for a in named_answers(subject) if a.name == answer).make(reference)
 
 
-def first_failure(name, answer):
+def verdict(name, answer):
     subject = exercise.find(f"static_batching.{name}")
     probes = exercise.make_probes(subject, Random(exercise.PUBLIC_SEED), (getattr(reference, name),))
     recorded = [exercise.record(subject, probe.challenge, (answer,)) for probe in probes]
-    return exercise.judge(subject, probes, recorded).first_failure
+    return exercise.judge(subject, probes, recorded)
+
+
+def first_failure(name, answer):
+    return verdict(name, answer).first_failure
 
 
 @pytest.mark.parametrize(
@@ -280,3 +284,27 @@ def test_what_is_of_another_type_is_named_by_its_place(answer, text):
 def test_the_first_failure_is_about_the_mistake(name, answer, case, hint):
     failure = first_failure(name, named(name, answer))
     assert (failure.spec.name, failure.hint) == (case, hint)
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("continuous_bound", "a very large number"),
+        ("continuous_bound", "all the tokens, a slot or nine"),
+        ("continuous_bound", "the sum of both"),
+        ("fcfs_steps", "a very large number"),
+        ("fcfs_steps", "one slot"),
+        ("fcfs_steps", "the longest alone"),
+        ("fcfs_steps", "the bound used as FCFS steps"),
+    ],
+)
+def test_a_number_that_is_never_too_small_earns_nothing_for_it(name, answer):
+    assert verdict(name, named(name, answer)).fraction == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [("continuous_bound", "one more than rounded down"), ("fcfs_steps", "a step between two requests")],
+)
+def test_a_slip_of_a_step_costs_one_case_and_the_check_that_is_missing(name, answer):
+    assert sum(not case.passed for case in verdict(name, named(name, answer)).cases) == 2

@@ -128,8 +128,8 @@ def _expected(got: Any, want: Any) -> str:
 
 
 def agree(got: Any, want: Any) -> bool:
-    """Whether two numbers are the same: exactly where a whole number is wanted."""
-    return close(got, want, rtol=TOLERANCE if isinstance(want, float) else 0)
+    """Whether two numbers are the same: exactly where a whole number is wanted. A flag is 0 or 1."""
+    return close(int(got) if isinstance(got, bool) else got, want, rtol=TOLERANCE if isinstance(want, float) else 0)
 
 
 def _differing(got: Any, want: dict) -> str:

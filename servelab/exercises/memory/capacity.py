@@ -20,6 +20,7 @@ CASES = (
 judge, show = calls.judge, calls.show
 SMALL = HardwareCard(name="small", memory_gb=0.004, bandwidth_tb_s=1.0, dense_bf16_tflops=100.0)
 MODEL = calls.tiny(num_heads=8, num_layers=4, hidden_size=64, vocab_size=208, intermediate_size=104)
+LATENT = calls.replace(MODEL, **calls.MLA)
 WHOLE: dict[str, Any] = {"utilisation": 1.0, "overhead_bytes": 0}
 PLAIN = {"weight_dtype_bytes": 2, "kv_dtype_bytes": 2}
 
@@ -53,6 +54,8 @@ def _room() -> list[dict]:
         _call(none, "kv_room", one, tight),
         _call(none, "max_tokens", one, tight),
         _call(none, "max_concurrent", one, tight, tokens=100),
+        _call(none, "kv_room", one, overhead_bytes=4_000_000),  # the weights alone would fit
+        _call(none, "max_tokens", one, overhead_bytes=4_000_000),
         _call(sizes, "kv_room", one, weight_dtype_bytes=1, kv_dtype_bytes=2),
         _call(sizes, "max_tokens", one, weight_dtype_bytes=2, kv_dtype_bytes=1),
         _call(sizes, "max_tokens", one, weight_dtype_bytes=1, kv_dtype_bytes=2),
@@ -77,6 +80,7 @@ def _tokens() -> list[dict]:
     return [
         *(_call(case, "max_tokens", layout) for case, layout in asked),
         _call(one, "max_tokens", _split(2, heads=2), model=windowed),
+        _call(copies, "max_tokens", _split(2, heads=2), model=LATENT),
     ]
 
 
@@ -89,8 +93,9 @@ def _requests(rng: Random) -> list[dict]:
         _call(case, "max_concurrent", _split(1), tokens=1_001),
         _call(case, "max_concurrent", _split(4, requests=4), tokens=3_100),
         _call(case, "max_concurrent", _split(8, heads=2, requests=4), tokens=5_003),
-        _call(case, "max_concurrent", _split(8, heads=4, tokens=2), tokens=801),
+        _call(case, "max_concurrent", _split(8, heads=4, tokens=2), tokens=9, **WHOLE),
         _call(case, "max_concurrent", _split(1), model=windowed, tokens=900),
+        _call(case, "max_concurrent", _split(2, heads=2), model=LATENT, tokens=300, **WHOLE),
         _call(case, "max_concurrent", _split(4, heads=2, requests=2), tokens=rng.randint(500, 4_000)),
     ]
 

@@ -83,13 +83,23 @@ def _prefill() -> list[dict]:
 
 def _mixed() -> list[dict]:
     """Decodes beside a chunk of a prompt: by bytes, by operations, and with nothing of one of the two."""
-    name = "a mixed step"
+    name, sizes = "a mixed step", "bytes of weights and of KV"
     steps = [(MODEL, 3, 4_000, 2), (MODEL, 3, 4_000, 90), (MODEL, 40, 5, 600), (MODEL, 0, 0, 300), (MODEL, 5, 9, 0)]
     steps += [(EXPERTS, 2, 6, 1), (EXPERTS, 7, 100, 900)]
+    by_bytes, by_operations = steps[0], steps[2]
     return [
-        _call(name, "mixed_step_floor", card, batch=batch, context=context, prompt_tokens=prompt)
-        for card, batch, context, prompt in steps
+        *(_mixed_step(name, *step) for step in steps),
+        _mixed_step(name, *by_bytes, tp=2),
+        _mixed_step(name, *by_bytes, tp=8),
+        _mixed_step(name, *by_operations, tp=2),
+        _mixed_step(sizes, *by_bytes, weight_dtype_bytes=1),
+        _mixed_step(sizes, *by_bytes, kv_dtype_bytes=1),
+        _mixed_step(sizes, *by_operations, weight_dtype_bytes=1),
     ]
+
+
+def _mixed_step(case: str, card: ModelCard, batch: int, context: int, prompt: int, **more: Any) -> dict:
+    return _call(case, "mixed_step_floor", card, batch=batch, context=context, prompt_tokens=prompt, **more)
 
 
 def _large(rng: Random) -> list[dict]:

@@ -31,6 +31,7 @@ def challenges(rng: Random) -> list[dict]:
         ("KV heads, not query heads", calls.tiny(num_heads=4, num_kv_heads=1, head_dim=10), 2),
         ("head_dim from the card", calls.tiny(), 2),
         ("latent attention", calls.tiny(**calls.MLA), 2),
+        ("latent attention", calls.tiny(**(calls.MLA | {"q_lora_rank": 0})), 2),
         ("other bytes per element", square, 1),
         ("other bytes per element", calls.tiny(**calls.MLA), 4),
         ("a token before any window is full", calls.tiny(**WINDOW), 2),

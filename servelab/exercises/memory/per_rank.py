@@ -52,6 +52,7 @@ def _kv(rng: Random) -> list[dict]:
         ("the latent on every card", latent, 8, _split(heads=8, layers=2, tokens=2), 1),
         ("the latent on every card", latent, 7, _split(heads=8, layers=2, tokens=2), 1),
         ("the latent on every card", latent, 7, _split(layers=2), 1),
+        ("the latent on every card", calls.replace(latent, q_lora_rank=0), 7, _split(heads=4), 2),
         ("experts and requests do not split KV", wide, 7, _split(heads=2, experts=8), 2),
         ("experts and requests do not split KV", wide, 7, _split(heads=2, requests=4, experts=8), 2),
         ("experts and requests do not split KV", wide, rng.randint(9, 99), _split(requests=8), 2),
@@ -95,12 +96,16 @@ def _weights() -> list[dict]:
 def _refused() -> list[dict]:
     """Layouts that do not divide a card's heads or layers: both functions refuse."""
     six, ten = calls.tiny(), calls.tiny(num_heads=12, num_kv_heads=6, num_layers=4)
+    latent = calls.tiny(**calls.MLA)
     made = []
     for card, layout in (
         (six, _split(heads=4)),
         (ten, _split(heads=4)),
         (six, _split(layers=2)),
         (ten, _split(heads=8)),
+        (calls.replace(ten, num_kv_heads=4), _split(heads=6)),
+        (latent, _split(heads=4)),
+        (latent, _split(layers=2)),
     ):
         made.append(_refuse("kv_bytes_per_rank", model=card, tokens=5, layout=layout, dtype_bytes=2))
         made.append(_refuse("weight_bytes_per_rank", model=card, layout=layout, dtype_bytes=2))

@@ -39,6 +39,7 @@ def challenges(rng: Random) -> list[dict]:
     ]
     latent = calls.tiny(**calls.MLA)
     cards = [(calls.tiny(), 2), (calls.tiny(num_kv_heads=6), 2), (calls.tiny(), 1), (latent, 2), (latent, 1)]
+    cards.append((calls.replace(latent, q_lora_rank=0), 2))
     cards += [(model_card(name), 2) for name in ("llama-2-7b", "llama-3.1-8b", "llama-3.1-405b", "deepseek-v3")]
     return [
         *(calls.call("the ridge point", "ridge_point", gpu=gpu) for gpu in gpus),

@@ -25,6 +25,7 @@ def challenges(rng: Random) -> list[dict]:
     cards = [
         ("a dense model", calls.tiny(num_heads=2, num_kv_heads=2, head_dim=20)),
         ("a dense model", calls.tiny()),
+        ("a dense model", calls.tiny(dense_layers=1)),
         ("tied embeddings", calls.tiny(tied_embeddings=True)),
         ("biases, norms and positions", calls.tiny(qkv_bias=True)),
         ("biases, norms and positions", calls.tiny(qk_norm=True)),
@@ -33,6 +34,7 @@ def challenges(rng: Random) -> list[dict]:
         ("biases, norms and positions", calls.tiny(hidden_size=41, qkv_bias=True, all_biases=True, qk_norm=True)),
         ("mixture of experts", calls.tiny(**moe)),
         ("mixture of experts", calls.tiny(**moe, dense_layers=1, shared_experts=2)),
+        ("mixture of experts", calls.tiny(**moe, shared_experts=1, gated_mlp=False)),
         ("mixture of experts", calls.tiny(**moe, hidden_size=41, dense_layers=2, router_bias=True)),
         ("latent attention", calls.tiny(**calls.MLA)),
         ("latent attention", calls.tiny(**(calls.MLA | {"q_lora_rank": 0}))),
@@ -44,7 +46,7 @@ def challenges(rng: Random) -> list[dict]:
     made = [calls.call(case, "parameters", model=card) for case, card in cards]
     sizes = [(calls.tiny(), 2), (calls.tiny(**moe), 1), (calls.tiny(**calls.MLA), 0.5), (calls.drawn(rng), 4)]
     whole = [calls.call("bytes of all parts", "weight_bytes", model=card, dtype_bytes=size) for card, size in sizes]
-    return [*made[:14], *whole, *made[14:]]
+    return [*made[:16], *whole, *made[16:]]
 
 
 def drive(challenge: dict, parameters, weight_bytes) -> dict:

@@ -47,7 +47,7 @@ def judge(challenge: dict, transcript: dict, expected: dict) -> list[Case]:
     got, hint = transcript.get("returned"), None
     if batches.is_number(got) and challenge["slots"] == 1 and got <= sum(challenge["lengths"]) + 1:
         hint = 2
-    return lengths.judge(challenge, transcript, expected, NO_MORE, hint)
+    return lengths.judge(challenge, transcript, expected, NO_MORE, 1, hint)
 
 
 def show(challenge: dict) -> str:

@@ -9,7 +9,7 @@ ANSWERS = ("fcfs_steps",)
 ENOUGH, WHOLE = "a slot for everyone", "a request stays in its slot"
 HANDED, ORDER = "a freed slot is taken at once", "first come, first served"
 CASES = (
-    CaseSpec(ENOUGH, 1),
+    CaseSpec(ENOUGH, 1, alone=False),
     CaseSpec(WHOLE, 1, 2),
     CaseSpec(ORDER, 2, 3),
     CaseSpec(HANDED, 2, 3),
@@ -47,8 +47,12 @@ drive = lengths.drive
 
 
 def judge(challenge: dict, transcript: dict, expected: dict) -> list[Case]:
-    """The number is determined; with a slot for everyone, neither order nor a freed slot can make it too large."""
-    return lengths.judge(challenge, transcript, expected, ENOUGH if challenge["case"] == ENOUGH else HANDED)
+    """The number is determined; with a slot for everyone, neither order nor a freed slot can make it too large.
+
+    A step lost with each request is near enough to tell that the order is right, and that nobody is moved.
+    """
+    too_large = ENOUGH if challenge["case"] == ENOUGH else HANDED
+    return lengths.judge(challenge, transcript, expected, too_large, len(challenge["lengths"]))
 
 
 def show(challenge: dict) -> str:

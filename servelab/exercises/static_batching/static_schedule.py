@@ -122,12 +122,14 @@ def _compare(challenge: dict, got: list, want: list) -> list[Case]:
 
 
 def _out_of_order(challenge: dict, got: list[dict]) -> str:
-    """What is wrong with the order in which requests get into batches, however many a batch takes."""
+    """What is wrong with the order in which requests get into batches, however few of its slots a batch uses."""
     queue, first = sorted(challenge["requests"], key=lambda row: row[0]), 0
     for index, batch in enumerate(got):
         members = [slot["request"] for slot in _taken(batch)]
         if not members:
             return f"batch {index} has no request"
+        if len(members) > challenge["batch_size"]:
+            return f"batch {index}: {len(members)} requests in {challenge['batch_size']} slots"
         wanted = sorted(queue[first : first + len(members)], key=dumps)
         if not close(members, wanted):
             return f"batch {index}: expected {_named(wanted) or 'no request'}, got {_named(members)}"

@@ -19,7 +19,7 @@ HINTS = {"locked_out": 2, "forming": 3}
 CASES = tuple(CaseSpec(case, hint=HINTS.get(key, 1), weight=2 if key in HINTS else 1) for key, case in COUNTS.items())
 
 # Batches as (start, columns of prompts, steps, slots); a slot is the arrival, padding cells and held cells of its
-# request, or None
+# request, or None. All of it is as `static_schedule` would have it
 DIRECTED: tuple[list[tuple], ...] = (
     [],
     [(0, 2, 3, [(0, 0, 0)])],
@@ -28,7 +28,12 @@ DIRECTED: tuple[list[tuple], ...] = (
     [(0, 1, 6, [(0, 0, 0)]), (6, 1, 2, [(2, 0, 0)])],
     [(0, 1, 6, [(0, 0, 0)]), (9, 1, 2, [(9, 0, 0)])],
     [(0, 1, 6, [(0, 0, 0), (0, 1, 4)]), (9, 2, 2, [(4, 0, 0), (9, 1, 1)])],
-    [(1, 3, 5, [(0, 0, 0), (1, 1, 4)]), (6, 2, 2, [(2, 0, 0), (3, 1, 1)]), (12, 2, 2, [(7, 0, 0), None])],
+    [
+        (1, 3, 5, [(0, 0, 0), (1, 1, 4)]),
+        (6, 2, 2, [(2, 0, 0), (3, 1, 1)]),
+        (12, 2, 2, [(7, 0, 0), (12, 0, 1)]),
+        (14, 2, 2, [(12, 0, 0), None]),
+    ],
     [(0, 0, 2000, [(0, 0, 0)] + [(0, 0, 1980)] * 8)],
 )
 
@@ -40,13 +45,18 @@ def challenges(rng: Random) -> list[list[dict]]:
 
 
 def _random_schedule(rng: Random, n: int, slots: int) -> list[dict]:
-    made, moment = [], rng.randint(0, 3)
+    """Nobody arrives before a request of an earlier batch, and each batch waits for its last arrival and the server."""
+    made: list[dict] = []
+    free = latest = 0
     for index in range(n):
+        before, latest = latest, latest + rng.choice((0, 2, 7, 15))
         prompts, steps = rng.randint(0, 9), rng.randint(1, 9)
-        rows: list = [(moment - rng.randint(0, moment), rng.randint(0, prompts), rng.randint(0, steps - 1))]
-        rows += [(max(0, moment - rng.randint(0, 12)), 0, 0) for _ in range(slots - 2)]
-        made.append(_batch(moment, prompts, steps, [*rows, None if index == n - 1 else (moment, prompts, 0)]))
-        moment += steps + rng.choice((0, 0, 2, 5))
+        arrivals = [rng.randint(before, latest) for _ in range(slots - 1)]
+        rows: list = [(arrivals[0], rng.randint(0, prompts), rng.randint(0, steps - 1)), (latest, 0, 0)]
+        rows += [(arrival, 0, 0) for arrival in arrivals[1:-1]]
+        rows.append(None if index == n - 1 else (arrivals[-1], prompts, 0))
+        made.append(_batch(max(free, latest), prompts, steps, rows))
+        free = made[-1]["finish"]
     return made
 
 

@@ -211,3 +211,55 @@ def full_layers_only(reference):
         return tokens(kv_room, gpu, model, layout, more) * model.num_layers / full
 
     return trio(room, more_tokens, concurrent)
+
+
+def latent_split(more, layout, model):
+    """The bytes of a token, where MLA's latent is divided among the cards of a head split."""
+    one = more["kv_dtype_bytes"] * (model.kv_lora_rank + model.qk_rope_head_dim)
+    return one * model.num_layers / layout.split_layers / min(layout.split_heads, model.num_kv_heads)
+
+
+@wrong("the latent of MLA divided among the heads, in tokens", case="copies take room")
+def latent_split_in_tokens(reference):
+    room, tokens, concurrent = right_parts(reference)
+
+    def more_tokens(kv_room, gpu, model, layout, more):
+        if not model.kv_lora_rank:
+            return tokens(kv_room, gpu, model, layout, more)
+        one = latent_split(more, layout, model)
+        return kv_room(gpu, model, layout, **more) / one * layout.split_tokens * layout.split_requests
+
+    return trio(room, more_tokens, concurrent)
+
+
+@wrong("the latent of MLA divided among the heads, in requests", case="whole requests in each group")
+def latent_split_in_requests(reference):
+    room, tokens, concurrent = right_parts(reference)
+
+    def more_requests(kv_room, gpu, model, layout, length, more):
+        if not model.kv_lora_rank:
+            return concurrent(kv_room, gpu, model, layout, length, more)
+        one = latent_split(more, layout, model) * -(-length // layout.split_tokens)
+        return int(kv_room(gpu, model, layout, **more) // one) * layout.split_requests
+
+    return trio(room, tokens, more_requests)
+
+
+@wrong("0 only where the weights alone do not fit", case="no room at all")
+def weights_alone(reference):
+    def room(gpu, model, layout, utilisation, overhead, weight_size, kv_size):
+        left = reference.kv_room(gpu, model, layout, utilisation, 0, weight_size)
+        return left - overhead if left > 0 else 0
+
+    return with_room(reference, room)
+
+
+@wrong("the tokens of a request split without rounding up", case="whole requests in each group")
+def parts_of_tokens(reference):
+    room, tokens, _ = right_parts(reference)
+
+    def concurrent(kv_room, gpu, model, layout, length, more):
+        whole = reference.kv_bytes_per_rank(model, length, replace(layout, split_tokens=1), more["kv_dtype_bytes"])
+        return int(kv_room(gpu, model, layout, **more) // (whole / layout.split_tokens)) * layout.split_requests
+
+    return trio(room, tokens, concurrent)

@@ -223,3 +223,68 @@ def longer_context(reference):
         return max(grown, work_only(m, g, batch, context, prompt, *rest))
 
     return four(reference.experts_read, mixed)
+
+
+def own_mixed(reference, change):
+    """Right decode and prefill steps beside a mixed step that is written apart, with ``change(settings)`` over it."""
+
+    def mixed_step_floor(m, g, batch, context, prompt_tokens, tp=1, weight_dtype_bytes=2, kv_dtype_bytes=2):
+        given = {"tp": tp, "weight_dtype_bytes": weight_dtype_bytes, "kv_dtype_bytes": kv_dtype_bytes}
+        return reference.mixed_step_floor(m, g, batch, context, prompt_tokens, **(given | change(given)))
+
+    def renamed(model, gpu, **more):
+        return mixed_step_floor(model, gpu, **more)
+
+    return reference.experts_read, reference.decode_step_floor, reference.prefill_floor, renamed
+
+
+@wrong("a mixed step on one card, whatever `tp` is", case="a mixed step")
+def mixed_on_one_card(reference):
+    return own_mixed(reference, lambda given: {"tp": 1})
+
+
+@wrong("a mixed step with bf16 weights and KV, whatever their sizes are", case="bytes of weights and of KV")
+def mixed_in_bf16(reference):
+    return own_mixed(reference, lambda given: {"weight_dtype_bytes": 2, "kv_dtype_bytes": 2})
+
+
+@wrong("a mixed step with KV elements of the weights' size", case="bytes of weights and of KV")
+def mixed_of_one_size(reference):
+    return own_mixed(reference, lambda given: {"kv_dtype_bytes": given["weight_dtype_bytes"]})
+
+
+def own_floor(reference, **parts):
+    """The same, where the mixed step is a floor with parts of its own."""
+
+    def mixed_step_floor(model, gpu, batch, context, prompt_tokens, tp=1, weight_dtype_bytes=2, kv_dtype_bytes=2):
+        sizes = weight_dtype_bytes, kv_dtype_bytes
+        return floor(reference, reference.experts_read, **parts)(model, gpu, batch, context, prompt_tokens, tp, *sizes)
+
+    return reference.experts_read, reference.decode_step_floor, reference.prefill_floor, mixed_step_floor
+
+
+@wrong("a mixed step whose KV is on one card", case="a mixed step")
+def mixed_with_all_kv(reference):
+    return own_floor(reference, kv=lambda ref, m, batch, context, tp, size: kv_bytes(ref, m, batch, context, 1, size))
+
+
+@wrong("a mixed step whose operations are on one card", case="a mixed step")
+def mixed_operations_on_one_card(reference):
+    right_floor = floor(reference, reference.experts_read)
+
+    def mixed_step_floor(model, gpu, batch, context, prompt_tokens, tp=1, weight_dtype_bytes=2, kv_dtype_bytes=2):
+        given = model, gpu, batch, context, prompt_tokens
+        work = floor(reference, reference.experts_read, join=lambda load, work: work)(*given, 1, 2, 2)
+        return max(work, right_floor(*given, tp, weight_dtype_bytes, kv_dtype_bytes))
+
+    return reference.experts_read, reference.decode_step_floor, reference.prefill_floor, mixed_step_floor
+
+
+@wrong("a mixed step of weights of one byte at twice the peak", case="bytes of weights and of KV")
+def mixed_at_twice_the_peak(reference):
+    def mixed_step_floor(model, gpu, batch, context, prompt_tokens, tp=1, weight_dtype_bytes=2, kv_dtype_bytes=2):
+        fast = replace(gpu, dense_bf16_tflops=gpu.dense_bf16_tflops * 2 / weight_dtype_bytes)
+        sizes = weight_dtype_bytes, kv_dtype_bytes
+        return reference.mixed_step_floor(model, fast, batch, context, prompt_tokens, tp, *sizes)
+
+    return reference.experts_read, reference.decode_step_floor, reference.prefill_floor, mixed_step_floor

@@ -42,12 +42,15 @@ def dropped(reference):
 def per_token(reference, function):
     """A wrong `kv_bytes_per_token`, with the GiB that follow from it."""
 
+    def kv_bytes_per_token(model, dtype_bytes=2):
+        return function(model, dtype_bytes)
+
     def kv_gib(model, tokens, dtype_bytes=2):
         full = replace(model, sliding_layers=0)
         share = reference.kv_gib(model, tokens, dtype_bytes) / reference.kv_gib(full, tokens, dtype_bytes)
         return function(model, dtype_bytes) * tokens * share / 2**30
 
-    return function, kv_gib
+    return kv_bytes_per_token, kv_gib
 
 
 def heads_times(reference, factor):
@@ -113,7 +116,10 @@ def fixed(reference):
 
 @wrong("GB for GiB", case="GiB of a context")
 def decimal(reference):
-    return reference.kv_bytes_per_token, lambda m, n, size=2: reference.kv_gib(m, n, size) * 2**30 / 1e9
+    def kv_gib(model, tokens, dtype_bytes=2):
+        return reference.kv_gib(model, tokens, dtype_bytes) * 2**30 / 1e9
+
+    return reference.kv_bytes_per_token, kv_gib
 
 
 @wrong("windows ignored", case="sliding windows")
@@ -140,3 +146,11 @@ def full_layers_only(reference):
         return one * (model.num_layers - model.sliding_layers)
 
     return kv_bytes_per_token, reference.kv_gib
+
+
+@wrong("MLA known by its `q_lora_rank`", case="latent attention")
+def by_the_queries(reference):
+    def kv_bytes_per_token(model, dtype_bytes=2):
+        return reference.kv_bytes_per_token(model if model.q_lora_rank else replace(model, kv_lora_rank=0), dtype_bytes)
+
+    return per_token(reference, kv_bytes_per_token)

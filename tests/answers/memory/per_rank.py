@@ -275,3 +275,61 @@ def any_layout(reference):
             return reference.kv_bytes_per_token(model, dtype_bytes) * tokens / layout.split_heads
 
     return kv(reference, kv_bytes_per_rank)
+
+
+def refuses_only(reference, refused):
+    """Takes the layouts that ``refused(model, layout)`` does not name, as the reference takes those that divide."""
+
+    def checked(function):
+        def ranked(model, layout, **more):
+            if refused(model, layout):
+                raise ValueError("does not divide")
+            try:
+                return function(model=model, layout=layout, **more)
+            except ValueError:
+                return 960.0
+
+        return ranked
+
+    return checked(reference.kv_bytes_per_rank), checked(reference.weight_bytes_per_rank)
+
+
+def no_multiple(m, layout):
+    few, many = sorted((m.num_kv_heads, layout.split_heads))
+    return many % few > 0
+
+
+def remainder(m, layout):
+    return m.num_heads % layout.split_heads > 0 or m.num_layers % layout.split_layers > 0
+
+
+@wrong("KV heads refused only where they are more than the cards", case="refuses what does not divide")
+def more_heads_only(reference):
+    def refused(m, layout):
+        return remainder(m, layout) or (layout.split_heads <= m.num_kv_heads and no_multiple(m, layout))
+
+    return refuses_only(reference, refused)
+
+
+@wrong("of MLA nothing is refused", case="refuses what does not divide")
+def latent_unchecked(reference):
+    return refuses_only(reference, lambda m, n: not m.kv_lora_rank and (remainder(m, n) or no_multiple(m, n)))
+
+
+@wrong("of MLA only the layers are checked", case="refuses what does not divide")
+def latent_layers_only(reference):
+    def refused(m, layout):
+        if m.kv_lora_rank:
+            return m.num_layers % layout.split_layers
+        return remainder(m, layout) or no_multiple(m, layout)
+
+    return refuses_only(reference, refused)
+
+
+@wrong("MLA known by its `q_lora_rank`", case="the latent on every card")
+def by_the_queries(reference):
+    def kv_bytes_per_rank(model, tokens, layout, dtype_bytes=2):
+        known = model if model.q_lora_rank else replace(model, kv_lora_rank=0)
+        return reference.kv_bytes_per_rank(known, tokens, layout, dtype_bytes)
+
+    return kv(reference, kv_bytes_per_rank)

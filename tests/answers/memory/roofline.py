@@ -1,5 +1,6 @@
 """Named answers to `memory.roofline`."""
 
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -96,11 +97,10 @@ def weights_only(reference):
 
 @wrong("half of the keys and values", case="intensity of attention")
 def keys_only(reference):
-    return (
-        reference.ridge_point,
-        reference.critical_batch,
-        lambda m, size=2: reference.attention_intensity(m, size) / 2,
-    )
+    def attention_intensity(model, kv_dtype_bytes=2):
+        return reference.attention_intensity(model, kv_dtype_bytes) / 2
+
+    return reference.ridge_point, reference.critical_batch, attention_intensity
 
 
 @wrong("MLA as if it were GQA", case="intensity of attention")
@@ -113,4 +113,16 @@ def grouped(reference):
 
 @wrong("the cache is always bf16", case="intensity of attention")
 def bf16_cache(reference):
-    return reference.ridge_point, reference.critical_batch, lambda m, size=2: reference.attention_intensity(m, 2)
+    def attention_intensity(model, kv_dtype_bytes=2):
+        return reference.attention_intensity(model, 2)
+
+    return reference.ridge_point, reference.critical_batch, attention_intensity
+
+
+@wrong("MLA known by its `q_lora_rank`", case="intensity of attention")
+def by_the_queries(reference):
+    def attention_intensity(model, kv_dtype_bytes=2):
+        known = model if model.q_lora_rank else replace(model, kv_lora_rank=0)
+        return reference.attention_intensity(known, kv_dtype_bytes)
+
+    return reference.ridge_point, reference.critical_batch, attention_intensity

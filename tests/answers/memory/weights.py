@@ -77,6 +77,14 @@ def another_order(reference):
     return parameters, lambda model, dtype_bytes=2: sum(n * dtype_bytes for n in parameters(model).values())
 
 
+@right("a flag for a group that is not there")
+def flag_for_nothing(reference):
+    def parameters(model):
+        return {group: count > 0 and count for group, count in reference.parameters(model).items()}
+
+    return parameters, lambda model, dtype_bytes=2: sum(parameters(model).values()) * dtype_bytes
+
+
 def but(reference, change):
     """The reference's groups with ``change(model, counts)`` written over them, and the bytes that follow."""
 
@@ -213,3 +221,16 @@ def left_out(reference):
 @wrong("a total among the groups", case="a dense model")
 def total(reference):
     return but(reference, lambda m, c: {"total": sum(c.values())})[0], reference.weight_bytes
+
+
+@wrong("experts always with a gate", case="mixture of experts")
+def gated_experts(reference):
+    return card_with(reference, lambda m: m.num_experts > 0, gated_mlp=True)
+
+
+@wrong("`dense_layers` of a dense model, where it is given", case="a dense model")
+def few_dense(reference):
+    def change(m, c):
+        return {} if m.num_experts or not m.dense_layers else {"mlp": c["mlp"] // m.num_layers * m.dense_layers}
+
+    return but(reference, change)

@@ -111,3 +111,21 @@ def no_requests(reference):
 @wrong("everything is refused", case="refuses misuse")
 def all_refused(reference):
     return lambda lengths, slots: reference.continuous_bound(lengths, 0)
+
+
+@wrong("all the tokens, a slot or nine", case="no answer is faster than its own steps")
+def all_tokens(reference):
+    def continuous_bound(lengths, slots):
+        require_lengths(lengths, slots)
+        return sum(lengths)
+
+    return continuous_bound
+
+
+@wrong("a very large number", case="all the work has to fit")
+def very_large(reference):
+    def continuous_bound(lengths, slots):
+        require_lengths(lengths, slots)
+        return 10**9
+
+    return continuous_bound

@@ -147,3 +147,21 @@ def no_requests(reference):
 @wrong("everything is refused", case="refuses misuse")
 def all_refused(reference):
     return lambda lengths, slots: reference.fcfs_steps(lengths, 0)
+
+
+@wrong("a very large number", case="first come, first served")
+def very_large(reference):
+    def fcfs_steps(lengths, slots):
+        require_lengths(lengths, slots)
+        return 10**9
+
+    return fcfs_steps
+
+
+@wrong("the longest alone", case="a slot for everyone")
+def longest_alone(reference):
+    def fcfs_steps(lengths, slots):
+        require_lengths(lengths, slots)
+        return max(lengths)
+
+    return fcfs_steps

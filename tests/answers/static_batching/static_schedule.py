@@ -400,3 +400,13 @@ def all_refused(reference):
 @wrong("no check of the batch size", case="refuses misuse")
 def unchecked(reference):
     return lambda requests, batch_size: reference.static_schedule(requests, max(1, batch_size))
+
+
+@wrong("everybody in one batch", case="first come, first served")
+def one_batch(reference):
+    def static_schedule(requests, batch_size):
+        if batch_size < 1:
+            raise ValueError("no slots")
+        return [rectangle(requests, batch_size, max(r.arrival for r in requests))] if requests else []
+
+    return static_schedule

@@ -57,6 +57,29 @@ def with_numpy(reference):
     return waste
 
 
+@right("forming until the last arrival")
+def until_the_last_arrival(reference):
+    def waste(schedule):
+        forming, free = 0, 0
+        for batch in schedule:
+            arrivals = [slot.request.arrival for slot in batch.slots if slot.request]
+            forming += sum(max(0, max(arrivals) - max(free, arrival)) for arrival in arrivals)
+            free = batch.finish
+        return reference.waste(schedule) | {"forming": forming}
+
+    return waste
+
+
+@right("the requests served again, by the rule of the schedule")
+def served_again(reference):
+    def waste(schedule):
+        members = [slot.request for batch in schedule for slot in batch.slots if slot.request]
+        size = len(schedule[0].slots) if schedule else 1
+        return reference.waste(reference.static_schedule(members, size))
+
+    return waste
+
+
 @wrong("held counted as useful", case="useful cells")
 def held_is_useful(reference):
     return changed(reference, lambda s, f: {"useful": f["useful"] + f["held"], "held": 0})
