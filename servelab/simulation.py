@@ -191,7 +191,7 @@ def _step(scheduler, plan: StepPlan, live, served: Served, clock: float, cost: S
     used = kv.num_blocks - kv.num_free if kv is not None else None
     end = clock + cost.seconds(plan.num_tokens, kv_tokens)
     served.steps.append(Step(clock, end, prefill, tuple(decode), tuple(plan.preempted), used))
-    scheduler.finish_step(plan, outputs)
+    scheduler.finish_step(plan, dict(outputs))
     for id in outputs:
         served.token_times.setdefault(id, []).append(end)
         request, count = live[id].job.request, live[id].known - live[id].job.request.prompt_tokens

@@ -508,7 +508,8 @@ explore(
 # `Scheduler` that says how large a step may get, if it has one; else write `add` once more.
 #
 # The order in which you take blocks within a step is up to you, and so is whether you take the block for a sampled token
-# in `finish_step` or in the next plan. `abort` must also work for a request that was preempted and waits.
+# in `finish_step`, where one is free, or in the next plan. Preempt only in a plan: until then somebody may leave. `abort`
+# must also work for a request that was preempted and waits.
 
 # %% [markdown]
 # <details><summary>Hint 1: growing</summary>
@@ -1397,7 +1398,8 @@ check("continuous_batching.flatten_batch", flatten_batch)
 #
 # Go through the rates. For each, count the requests that meet one limit and the other, each request by itself; a mean over
 # requests can hide a tenth of them. At most means that the limit itself is allowed. A request without a TPOT breaks no
-# limit on it. Collect the rates that pass, then take the largest.
+# limit on it. Nine of ten are enough, and six of seven are not: do not round. If you count those that fail, remember that
+# 1 - 0.9 is a little less than 0.1 in floats. Collect the rates that pass, then take the largest.
 #
 # </details>
 

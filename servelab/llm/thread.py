@@ -215,7 +215,7 @@ class Server:
             self.num_computed |= dict.fromkeys(planned.preempted, 0)
             if planned.scheduled:
                 self._compute(planned, step)
-                self.going -= set(self.scheduler.finish_step(planned, step.outputs))
+                self.going -= set(self.scheduler.finish_step(planned, dict(step.outputs)))
 
     @torch.no_grad()
     def _compute(self, plan, step: Step) -> None:

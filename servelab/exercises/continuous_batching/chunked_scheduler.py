@@ -66,6 +66,7 @@ DIRECTED: tuple[tuple[str, str, dict, tuple[int, int], list[list], dict[str, int
     (UNFINISHED, FEWEST, limits(4, 6), (16, 4), [*LATE, add(3, "c", 9, 2), add(3, "d", 1, 3)], {}),
     (BY_KEY, HIGHEST, limits(2, 4), (9, 4), [add(0, id, n, 3, n) for id, n in (("a", 5), ("b", 9), ("c", 7))], {}),
     (BY_KEY, FEWEST, limits(1, 4), (9, 4), [add(0, id, n, 3) for id, n in (("a", 9), ("b", 5), ("c", 7))], {}),
+    (REFUSES, "", limits(1, 1), (4, 4), [add(0, "a", 9, 1)], {}),  # as many chunks as tokens
     (REFUSES, "", limits(1, 4), (4, 4), [add(0, "a", 15, 2), add(0, "b", 15, 3), add(0, "c", 17, 1)], {}),
     (
         REFUSES,
@@ -78,6 +79,8 @@ DIRECTED: tuple[tuple[str, str, dict, tuple[int, int], list[list], dict[str, int
     (ABORTS, "", limits(2, 4), (9, 4), [add(0, "a", 11, 3), add(0, "b", 7, 2), [1, "abort", "a"]], {}),
     (ABORTS, "", limits(2, 4), (9, 4), [add(0, "a", 11, 3), add(0, "b", 7, 2), [1, "abort during", "a"]], {}),
     (ABORTS, "", limits(2, 4), (9, 4), [add(0, "a", 11, 3), [1, "abort", "a"], add(1, "a", 6, 2)], {}),
+    # it makes room for b at once
+    (ABORTS, "", limits(2, 16), (4, 4), [add(0, "a", 7, 6), add(0, "b", 6, 5), [4, "abort", "a"]], {}),
     (ABORTS, "", limits(2, 4), (9, 4), [add(0, "a", 7, 3), [1, "abort during", "a"], [1, "add during", "a", 6, 2]], {}),
     (
         ABORTS,

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from servelab.exercise import Case, CaseSpec
-from servelab.plain import NotPlain, close, decode_array, is_array, plain
-from servelab.serving import PagedKV, StepPlan
+from servelab.plain import NotPlain, close, decode_array, is_array, plain, type_name
+from servelab.serving import FlatBatch, PagedKV, StepPlan
 
 ANSWERS = ("flatten_batch",)
 TOKENS, POSITIONS, CONTEXTS = (
@@ -108,11 +108,12 @@ def inputs(challenge: dict) -> tuple[StepPlan, dict[str, list[int]], dict[str, i
 
 
 def drive(challenge: dict, flatten_batch) -> dict:
-    """The fields of the batch, and which arguments are not as they were."""
+    """The fields of the batch, what was returned in place of one, and which arguments are not as they were."""
     arguments, before = inputs(challenge), inputs(challenge)
     batch = flatten_batch(*arguments)
     found = {name: plain(getattr(batch, name, None)) for name in FIELDS}
-    return {"batch": found, "changed": _changed(challenge, arguments, before)}
+    instead = "" if isinstance(batch, FlatBatch) else type_name(batch)
+    return {"batch": found, "instead": instead, "changed": _changed(challenge, arguments, before)}
 
 
 def _changed(challenge: dict, arguments: tuple, before: tuple) -> list[str]:
@@ -130,7 +131,8 @@ def _keys(value: StepPlan | dict) -> dict:
 
 def judge(challenge: dict, transcript: dict, expected: dict) -> list[Case]:
     """Every field is determined, in the order of the plan."""
-    problems: dict[str, str] = {}
+    instead = transcript["instead"]
+    problems = {TOKENS: f"expected a FlatBatch, got an object of type {str(instead)[:40]}"} if instead != "" else {}
     for name in FIELDS:
         problem = _problem(challenge, name, transcript["batch"][name], expected["batch"][name])
         if problem:

@@ -91,16 +91,18 @@ def _goodputs(rng: Random) -> list[dict]:
     lone, late_lone = _meets(n=1), _meets(90, n=1)
     runs = [
         (BOTH, [[1, [good] * 10]]),
+        (BOTH, [[1, [good] * 6 + [both]]]),
         (BOTH, [[1, [edge] * 10]]),
         (BOTH, [[1, [good] * 9 + [both]]]),
         (BOTH, [[1, [good] * 8 + [both] * 2]]),
         (BOTH, [[1, [good] * 9 + [slow]]]),
         (BOTH, [[1, [good] * 17 + [both] * 3]]),
+        (BOTH, [[1, [good] * 43 + [both] * 5]]),  # 89.6 %
         (BOTH, [[1, [good] * 8 + [slow] * 2]]),
         (BOTH, [[1, [good] * 8 + [stalls] * 2]]),
         (BOTH, [[1, [good] * 8 + [slow, stalls]]]),
         (LONE, [[1, [lone] * 10]]),
-        (LONE, [[1, [lone] * 5 + [good] * 4 + [slow]]]),
+        (LONE, [[1, [lone] * 15 + [good] * 4 + [slow]]]),
         (LONE, [[1, [late_lone] * 2 + [good] * 8]]),
         (RATES, [[1, [good] * 5], [2, [good] * 5], [4, [both] * 5]]),
         (RATES, [[4, [both] * 5], [1, [good] * 5], [2, [good] * 5], [3, [slow] * 5]]),
@@ -113,7 +115,7 @@ def _goodputs(rng: Random) -> list[dict]:
         [rate, [_meets(rng.randint(1, 60 + 9 * rate), rng.randint(5, 17)) for _ in range(20)]] for rate in (1, 2, 3)
     ]
     made += [_call(BOTH, "goodput", runs=mixed, gpus=1)]
-    grid = [[1, [good] * 5], [2, [good] * 5], [6, [good] * 9 + [slow]], [8, [both] * 5]]
+    grid = [[1, [good] * 5], [2, [good] * 5], [6, [good] * 5], [8, [both] * 5]]
     made += [_call(RATES, "goodput", runs=grid, gpus=gpus) for gpus in (1, 4)]
     return [*made, _call(KEPT, "goodput", runs=grid, gpus=2)]
 

@@ -94,6 +94,7 @@ DIRECTED: tuple[tuple[str, dict, tuple[int, int], list[list], dict[str, int]], .
     (REFUSES, limits(2, 16), (4, 4), [*TIGHT, add(3, "b", 1, 1), add(9, "b", 1, 1)], {}),  # preempted is not finished
     (ABORTS, limits(2, 16), (4, 4), [*TIGHT, [3, "abort", "b"], [4, "abort", "b"], add(4, "c", 1, 2)], {}),
     (ABORTS, limits(2, 16), (4, 4), [*TIGHT, [1, "abort during", "a"]], {}),
+    (ABORTS, limits(2, 16), (4, 4), [*TIGHT, [4, "abort", "a"]], {}),  # it makes room for b at once
     (ABORTS, limits(2, 16), (4, 4), [*TIGHT, [3, "abort", "b"], add(3, "b", 2, 2)], {}),
     (ABORTS, limits(2, 16), (4, 4), [*TIGHT, [2, "abort during", "b"], [2, "add during", "b", 3, 2]], {}),
     (ABORTS, limits(2, 16), (4, 4), [*TIGHT, [2, "abort", "a"], add(2, "c", 3, 2)], {}),

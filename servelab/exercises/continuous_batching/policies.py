@@ -30,7 +30,7 @@ CASES = (
     CaseSpec(AGED, hint=1, weight=2),
     CaseSpec(ADMITS, hint=2, weight=3),
     CaseSpec(TIES, hint=2, weight=2),
-    CaseSpec(HEAD, hint=2, weight=2, alone=False),
+    CaseSpec(HEAD, hint=2, weight=2),
     CaseSpec(PREEMPTS, hint=3, weight=3),
     CaseSpec(NOW, hint=3, weight=2),
     CaseSpec(BACK, hint=2, weight=2),
@@ -72,7 +72,10 @@ DIRECTED: tuple[tuple[str, str, tuple[int, int], tuple[int, int], list[list]], .
     (TIES, HIGHEST, (1, 16), (4, 4), _each("hcgbfa", 0, 1, 0, 1, 0, 1)),
     (TIES, HIGHEST, (3, 16), (4, 3), _each("cab", 1, 1, 1, size=(3, 6))),  # of equals the last is the victim
     (TIES, HIGHEST, (2, 16), (4, 4), [add(0, "b", 7, 6, 1), add(0, "c", 6, 5, 1), add(0, "a", 1, 2, 1)]),
-    (HEAD, HIGHEST, (3, 16), (4, 4), [add(0, "a", 8, 5, 1), add(1, "b", 9, 2, 3), add(1, "c", 2, 2, 2)]),
+    # in step 2 both have 5 tokens: b was admitted first, but added last
+    (TIES, FEWEST, (2, 5), (5, 2), [add(0, "a", 4, 2), add(0, "b", 3, 3)]),
+    # b comes first by its key, not by its arrival
+    (HEAD, HIGHEST, (3, 16), (4, 4), [add(0, "a", 8, 5, 1), add(1, "c", 2, 2, 2), add(1, "b", 9, 2, 3)]),
     (HEAD, HIGHEST, (3, 12), (9, 4), [add(0, "a", 7, 3, 9), add(0, "b", 6, 2, 8), add(0, "c", 2, 2, 7)]),
     (PREEMPTS, HIGHEST, (2, 16), (4, 4), PAIR),  # the first that came
     (PREEMPTS, HIGHEST, (2, 16), (4, 4), [add(0, "a", 4, 7, 2), add(1, "b", 4, 6, 1)]),
@@ -102,6 +105,8 @@ DIRECTED: tuple[tuple[str, str, tuple[int, int], tuple[int, int], list[list]], .
         [add(0, "a", 2, 2), add(3, "b", 2, 4), add(3, "a", 2, 2), *_each("cd", 0, 0, step=3)],
     ),
     (ABORTS, HIGHEST, (2, 16), (4, 4), [*PAIR, [6, "abort", "a"], add(6, "a", 2, 2, 3), add(6, "c", 2, 2, 2)]),
+    # the runner leaves: there is room for the head at once
+    (ABORTS, HIGHEST, (2, 16), (4, 4), [add(0, "a", 7, 6, 9), add(0, "b", 6, 5, 1), [4, "abort", "a"]]),
     (BOUNDED, "aged(0.5)", (1, 16), (4, 4), [add(0, "a", 2, 2), add(1, "z", 2, 2, 3), *STREAM]),
     (BOUNDED, "aged(0.25)", (1, 16), (4, 4), [add(0, "y", 2, 2, 4), add(0, "a", 2, 2), add(1, "z", 2, 2, 2), *STREAM]),
 )
@@ -203,7 +208,8 @@ def _disorder(challenge: dict, key: Callable[[Live], float], got: list[Any]) -> 
     name, due = challenge["key"], [key(live) for live in _lives(challenge)]
     for number in got:
         if type(number) not in (int, float):
-            return f"{name}: expected a number for each sequence, got {str(number)[:60]}"
+            shown = number.get("unexpected type", "dict") if isinstance(number, dict) else number
+            return f"{name}: expected a number for each sequence, got {str(shown)[:60]}"
     for i, j in combinations(range(len(due)), 2):
         if _sign(due[i] - due[j]) != _sign(got[i] - got[j]):
             should = {-1: "a smaller key than", 0: "the same key as", 1: "a larger key than"}[_sign(due[i] - due[j])]

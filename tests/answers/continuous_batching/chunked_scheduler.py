@@ -91,7 +91,7 @@ def sorted_lists(reference):
     return Answer
 
 
-@right("one unfinished prompt in a slot of its own, beside the decodes")
+@right("one unfinished prompt in a slot of its own, beside the decodes; takes the tokens out of outputs")
 def one_unfinished(reference):
     class Answer:
         def __init__(self, config, kv, key=None):
@@ -183,8 +183,8 @@ def one_unfinished(reference):
                     continue
                 seq.num_computed += plan.scheduled[seq.id]
                 if seq.id in outputs:
-                    seq.outputs.append(outputs[seq.id])
-                    if self.config.eos_token_id == outputs[seq.id] or seq.request.max_tokens <= len(seq.outputs):
+                    seq.outputs.append(outputs.pop(seq.id))
+                    if self.config.eos_token_id == seq.outputs[-1] or seq.request.max_tokens <= len(seq.outputs):
                         ended.append(seq.id)
             for id in ended:
                 self.abort(id)
@@ -451,6 +451,15 @@ def refuses_large_prompts(reference):
     return Answer
 
 
+@wrong("refuses a prompt of more than four chunks", case="refuses only what memory cannot hold")
+def refuses_many_chunks(reference):
+    class Answer(reference.ChunkedScheduler):
+        def _largest_step(self, request):
+            return -(-request.prompt_tokens // 4)
+
+    return Answer
+
+
 @wrong("refuses what could not be computed again in one step", case="refuses only what memory cannot hold")
 def refuses_large_steps(reference):
     class Answer(reference.ChunkedScheduler):
@@ -526,6 +535,33 @@ def keeps_blocks(reference):
                 del self.sequences[id], self.running[id]
             else:
                 super().abort(id)
+
+    return Answer
+
+
+@wrong("looks at the queue when something came or ended, not after an abort", case="forgets what is aborted")
+def unnoticed(reference):
+    class Answer(reference.ChunkedScheduler):
+        dirty = True
+
+        def add(self, request):
+            super().add(request)
+            self.dirty = True
+
+        def schedule(self):
+            plan = super().schedule()
+            self.dirty |= bool(plan.preempted)
+            return plan
+
+        def _admit(self, plan):
+            if self.dirty:
+                super()._admit(plan)
+                self.dirty = any(n > 1 for n in plan.scheduled.values())
+
+        def finish_step(self, plan, outputs):
+            ended = super().finish_step(plan, outputs)
+            self.dirty |= bool(ended)
+            return ended
 
     return Answer
 

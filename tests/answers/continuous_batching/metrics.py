@@ -364,6 +364,49 @@ def more_than(reference):
     return attained(reference, meets)
 
 
+def rounded_share(passes):
+    """A wrong goodput whose rate passes if ``passes(met, n)`` says so."""
+
+    def make(reference):
+        def meets(pairs, first_limit, gap_limit):
+            met = sum(first <= first_limit and (gap or 0) <= gap_limit for first, gap in pairs)
+            return passes(met, len(pairs))
+
+        return attained(reference, meets)
+
+    return make
+
+
+@wrong("goodput: 90 % of the requests, rounded down", case="goodput: 90 % meet both limits")
+@rounded_share
+def rounded_down(met, n):
+    return met >= int(0.9 * n)
+
+
+@wrong("goodput: 90 % of the requests, rounded", case="goodput: 90 % meet both limits")
+@rounded_share
+def rounded_number(met, n):
+    return met >= round(0.9 * n)
+
+
+@wrong("goodput: the share rounded to tenths", case="goodput: 90 % meet both limits")
+@rounded_share
+def rounded_to_tenths(met, n):
+    return round(met / n, 1) >= 0.9
+
+
+@wrong("goodput: the share rounded to percents", case="goodput: 90 % meet both limits")
+@rounded_share
+def rounded_to_percents(met, n):
+    return round(100 * met / n) >= 90
+
+
+@wrong("goodput: at most 1 - 0.9 of them fail, in floats", case="goodput: 90 % meet both limits")
+@rounded_share
+def floats_of_the_rest(met, n):
+    return (n - met) / n <= 1 - 0.9
+
+
 @wrong("goodput: the limit itself is too long", case="goodput: 90 % meet both limits")
 def below(reference):
     def meets(pairs, first_limit, gap_limit):

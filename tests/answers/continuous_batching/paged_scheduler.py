@@ -739,6 +739,57 @@ def leaves_blocks(base):
     return Answer
 
 
+@wrong("looks at the queue when something came or ended, not after an abort", case=cases.ABORTS)
+@_base
+def unnoticed(base):
+    class Answer(base):
+        dirty = True
+
+        def add(self, request):
+            super().add(request)
+            self.dirty = True
+
+        def schedule(self):
+            plan = super().schedule()
+            self.dirty |= bool(plan.preempted)
+            return plan
+
+        def _admit(self, plan):
+            if self.dirty:
+                super()._admit(plan)
+                self.dirty = any(n > 1 for n in plan.scheduled.values())
+
+        def finish_step(self, plan, outputs):
+            ended = super().finish_step(plan, outputs)
+            self.dirty |= bool(ended)
+            return ended
+
+    return Answer
+
+
+@wrong("preempts when the step ends, before somebody may leave", case=cases.ABORTS)
+@_base
+def too_early(base):
+    class Answer(base):
+        def __init__(self, config, kv):
+            super().__init__(config, kv)
+            self.early = StepPlan()
+
+        def finish_step(self, plan, outputs):
+            finished = super().finish_step(plan, outputs)
+            for seq in list(self.running.values()):
+                self._make_room(seq, seq.missing, self.early)
+            return finished
+
+        def schedule(self):
+            early, self.early = self.early, StepPlan()
+            plan = super().schedule()
+            plan.preempted[:0] = [id for id in early.preempted if id in self.sequences]
+            return plan
+
+    return Answer
+
+
 @wrong("aborted while the step runs: finish_step raises", case=cases.ABORTS)
 @_base
 def crashes(base):

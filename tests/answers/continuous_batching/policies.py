@@ -322,12 +322,31 @@ def first_of_equals_preempted(reference):
     return replaced(reference, Answer)
 
 
+@wrong("of equals the last that was admitted is preempted", case="equal keys in order of arrival")
+def last_admitted_of_equals(reference):
+    class Answer(reference.PolicyScheduler):
+        def _victim(self):
+            return max(reversed(self.running.values()), key=self.key)
+
+    return replaced(reference, Answer)
+
+
 @wrong("a victim comes back as the last of its equals", case="equal keys in order of arrival")
 def new_number(reference):
     class Answer(reference.PolicyScheduler):
         def _requeue(self, seq):
             seq.place = next(self.count)
             super()._requeue(seq)
+
+    return replaced(reference, Answer)
+
+
+@wrong("the class as it is given: the head is who came first", case="nobody overtakes the head")
+def as_given(reference):
+    class Answer(reference.PagedScheduler):
+        def __init__(self, config, kv, key=lambda seq: 0):
+            super().__init__(config, kv)
+            self.key = key
 
     return replaced(reference, Answer)
 
@@ -510,6 +529,33 @@ def repeated_numbers(reference):
         def _enqueue(self, seq):
             self.seen[seq.id] = seq.place = len(self.seen)
             self._requeue(seq)
+
+    return replaced(reference, Answer)
+
+
+@wrong("looks at the queue when something came or ended, not after an abort", case="forgets what is aborted")
+def unnoticed(reference):
+    class Answer(reference.PolicyScheduler):
+        dirty = True
+
+        def add(self, request):
+            super().add(request)
+            self.dirty = True
+
+        def schedule(self):
+            plan = super().schedule()
+            self.dirty |= bool(plan.preempted)
+            return plan
+
+        def _admit(self, plan):
+            if self.dirty:
+                super()._admit(plan)
+                self.dirty = any(n > 1 for n in plan.scheduled.values())
+
+        def finish_step(self, plan, outputs):
+            ended = super().finish_step(plan, outputs)
+            self.dirty |= bool(ended)
+            return ended
 
     return replaced(reference, Answer)
 

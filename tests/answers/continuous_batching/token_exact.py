@@ -66,7 +66,7 @@ def tensors(reference):
     return rows_of(reference, sampled_rows)
 
 
-@right("a scheduler that also admits in a step that preempted")
+@right("a scheduler that also admits in a step that preempted, and takes the tokens out of outputs")
 def admits_at_once(reference):
     class Eager(reference.PagedScheduler):
         def schedule(self):
@@ -74,6 +74,9 @@ def admits_at_once(reference):
             if plan.preempted:
                 self._admit(plan)
             return plan
+
+        def finish_step(self, plan, outputs):
+            return super().finish_step(plan, {id: outputs.pop(id) for id in list(outputs)})
 
     return parts(reference, PagedScheduler=Eager)
 
