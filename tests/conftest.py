@@ -9,6 +9,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from servelab import parts
 from servelab.paths import find_unit, put_bin_on_path
@@ -16,6 +17,9 @@ from servelab.paths import find_unit, put_bin_on_path
 put_bin_on_path()
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started by a shell in the background; some tests interrupt
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+settings.register_profile("any machine", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 PART = """
 calls = 0

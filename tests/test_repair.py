@@ -555,7 +555,7 @@ def damage(draw, cells):
             cells.insert(where, cell)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_no_damage_loses_what_the_learner_wrote(data, read):
     release = nbformat.reads(TEXT, as_version=4)
@@ -574,7 +574,7 @@ def test_no_damage_loses_what_the_learner_wrote(data, read):
     assert again == repaired
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(start=st.integers(0, len(TEXT)), length=st.integers(0, 400), junk=st.text(max_size=20))
 def test_a_hole_in_the_file_never_raises(start, length, junk, read):
     """Whatever can be read is repaired; a solution that can be read is there."""

@@ -138,7 +138,7 @@ def on_ranks(model: LLM, asked: Asked, size: int) -> list[list[int]]:
     return values[0]
 
 
-@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, suppress_health_check=list(HealthCheck))
 @given(workloads())
 @example(CROWDED)
 @example(SPOKEN)

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from servelab.llm.tokenizer import CONTROL, SYSTEM, BPETokenizer, ByteTokenizer, byte_characters
@@ -47,7 +47,6 @@ def check_stream(tokenizer, tokens):
     return shown
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 255)))
 def test_a_stream_of_any_bytes_is_the_decoded_text(tokens):
     """Also of bytes that are no UTF-8, as a model may well generate."""
