@@ -124,7 +124,7 @@ print(f"{hello_run.seconds * 1e6:.3f} microseconds: alpha 5 us, and 8 bytes at 1
 # calls to them, and a sum that one of them may have made earns no points.
 #
 # Nothing moves before both sides have made their call, so each send needs its receive on the other side. Then `recv`
-# returns when the message has arrived, and `send` when its last byte has left, which may still be on the way then.
+# returns when the message has arrived, and `send` as soon as the last byte has left; that byte may still be on its way.
 #
 # <details><summary>Hint 1: who does what</summary>
 #
@@ -229,7 +229,8 @@ except RankError as error:
 # The way out is to start both and then wait for both:
 #
 # - `work = dist.isend(tensor, ...)` and `work = dist.irecv(tensor, ...)` return at once; `work.wait()` returns when
-#   `send` or `recv` would have. Until then, do not change what is sent and do not read what is received.
+#   `send` or `recv` would have. Until then, do not change what is sent and do not read what is received. (A loop that
+#   asks `is_completed()` is no substitute: in the simulation each question takes 10 µs of virtual time.)
 # - `dist.P2POp(dist.isend, tensor, group=group, group_peer=1)` describes a send to group rank 1 without starting it, and
 #   the same with `dist.irecv` a receive. `dist.batch_isend_irecv` takes a list of them, starts all together and returns
 #   a list of works. NCCL needs this form where two ranks send to each other.
@@ -258,9 +259,10 @@ except RankError as error:
 #
 # <details><summary>Hint 1: both at once</summary>
 #
-# Neither of the blocking calls can come first on all ranks. (Sending first on even ranks and receiving first on odd
-# ones ends, but takes twice as long, with an odd number of ranks up to three times: links idle while others work.)
-# Start a send and a receive that both return at once, then wait for both.
+# Neither of the blocking calls can come first on all ranks. Sending first on even ranks and receiving first on odd ones
+# is no way out: if rank 0 and rank 2 have each other for partners, both send first. Where partners are neighbours on a
+# ring it ends, but takes twice as long, with an odd number of ranks up to three times. Start a send and a receive that
+# both return at once, then wait for both.
 #
 # </details>
 # <details><summary>Hint 2: with whom, and with itself</summary>
@@ -546,9 +548,8 @@ check("collectives.ring_all_gather", ring_all_gather)
 # ### Your task (about 10 minutes)
 #
 # Write `ring_all_reduce`, in place, for a tensor of any shape and size. In each half of it all chunks go the same way
-# round. A tensor that is not contiguous is refused with
-# an error, as by `dist.all_reduce`. (Reducing it correctly is accepted, too. What must not happen is that it comes back
-# unchanged.)
+# round. A tensor that is not contiguous is refused with an error, as by `dist.all_reduce`. (Reducing it correctly is
+# accepted, too. What must not happen is that it comes back unchanged.)
 #
 # <details><summary>Hint 1: two calls</summary>
 #
@@ -557,10 +558,11 @@ check("collectives.ring_all_gather", ring_all_gather)
 # passed, look at the order and at the group.
 #
 # </details>
-# <details><summary>Hint 2: shapes</summary>
+# <details><summary>Hint 2: sizes and shapes</summary>
 #
-# Cut the flat view into chunks, not the first dimension: a tensor of shape (2, 5) has ten elements to share out, and a
-# tensor without dimensions has one. Any flattening that may copy loses the result.
+# Chunks differ by one element at most, some are empty where there are fewer elements than ranks, and nothing is padded.
+# With one rank there is nothing to do. Cut the flat view into chunks, not the first dimension: a tensor of shape (2, 5)
+# has ten elements to share out, and a tensor without dimensions has one. Any flattening that may copy loses the result.
 #
 # </details>
 
@@ -701,8 +703,9 @@ if proof_run:
 # <details><summary>Hint 1: the way up</summary>
 #
 # Go through the distances in order, each of them once. Only a rank that is a multiple of the distance has a part in the
-# round: all others have sent before. Of a pair, the upper rank sends, and the lower one receives and adds. Pairs are
-# disjoint, so plain sends and receives cannot deadlock. All numbers are those of the group: `group_dst`, `group_src`.
+# round: all others have sent before. Of a pair, the upper rank sends, and the lower one receives and adds, by way of a
+# second tensor of the same shape and dtype. Pairs are disjoint, so plain sends and receives cannot deadlock. All
+# numbers are those of the group: `group_dst`, `group_src`.
 #
 # </details>
 # <details><summary>Hint 2: the way down</summary>
@@ -1354,9 +1357,9 @@ check("collectives.reflection", answers)
 # Ethernet. Decoding is slow. Somebody proposes 400 Gb/s network cards, somebody else a better all-reduce. Advise, in
 # about 120 words, with numbers from this unit. Take alpha and bandwidth from the table of links. Only two of the eight
 # links of the ring cross the Ethernet, but every hop is as slow as its slowest link. Inside a machine, take NVLink 4.
-# Of a tree not every round crosses: with the Ethernet's values `tree_cost` takes them all for slow ones. If you would
-# rather measure: `SimCluster` takes `links=`, a dictionary with a key `(i, j)` for each pair that crosses, in both
-# directions.
+# In a tree only some rounds cross. `tree_cost` with the Ethernet's alpha and bandwidth counts every round as a slow
+# one, so it gives too much. If you would rather measure: `SimCluster` takes `links=`, a dictionary with a key `(i, j)`
+# for each pair that crosses, in both directions.
 #
 # Three points, given by hand, two each:
 #

@@ -1,5 +1,6 @@
 """Check of `all_to_all`: part j of rank i's inputs becomes part i of rank j's outputs, in one message or none."""
 
+from dataclasses import replace
 from random import Random
 
 from servelab.exercise import Case, CaseSpec
@@ -79,7 +80,10 @@ def judge(challenge: dict, transcript: dict, expected: dict) -> list[Case]:
             *([_once(challenge, transcript)] if own.passed else []),
         ]
 
-    return ranks.judged(challenge, transcript, rules, ranks.DTYPE)
+    cases = ranks.judged(challenge, transcript, rules, ranks.DTYPE)
+    if challenge["case"] == ranks.ALONE and "failed" in transcript:  # an error, too, has its hint: an empty batch
+        return [replace(case, hint=1) for case in cases]
+    return cases
 
 
 def _once(challenge: dict, transcript: dict) -> Case:

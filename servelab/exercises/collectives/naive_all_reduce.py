@@ -59,7 +59,7 @@ def judge(challenge: dict, transcript: dict, expected: dict) -> list[Case]:
         if not own.passed:
             return [values, own]
         to, back = (_through_root(name, challenge, transcript) for name in (TO, BACK))
-        return [ranks.counted(values, back if to.passed else to, 2), own, to, back]
+        return [ranks.counted(values, back if to.passed else to, 2 if to.passed else 1), own, to, back]
 
     return ranks.judged(challenge, transcript, rules, buffer=2)
 

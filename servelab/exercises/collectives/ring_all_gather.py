@@ -49,12 +49,15 @@ def _gathered(challenge: dict, transcript: dict, expected: dict) -> Case:
     case = ranks.same_values(challenge["case"], transcript, expected, shares=False)
     if case.passed or challenge["groups"]:
         return case
+    p = challenge["world"]
     for rank, (got, want) in enumerate(zip(transcript["values"], expected["values"], strict=True)):
         held, wanted = (decode_array(each["tensor"]).reshape(-1).tolist() for each in (got, want))
         before = [ranks.element(challenge, rank, index) for index in range(challenge["n"])]
         for chunk, cut in enumerate(ring.cuts(challenge)):
             if held[cut] != wanted[cut]:
                 told, hint = _instead(held[cut], wanted[cut], before[cut])
+                if hint and ranks.total(transcript["received"][rank]) < challenge["n"] * (p - 1) // p:
+                    told, hint = "; it is what it was before: not all chunks have arrived", 2
                 told = f"chunk {chunk} on rank {rank} is not that of rank {chunk}{told}"
                 told = f"rank {rank} has lost its own chunk" if chunk == rank else told
                 return Case(case.name, False, f"{case.message}; {told}", hint)

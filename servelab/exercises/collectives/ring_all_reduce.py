@@ -10,11 +10,11 @@ from servelab.plain import plain
 
 ANSWERS = ("ring_all_reduce",)
 SUMS = "every rank holds the sum"
-FLAT = (ranks.SHAPES, ring.STRIDED)
+CUT = (ranks.ALONE, ranks.UNEVEN, ring.ELEMENTS, ranks.SHAPES, ring.STRIDED)  # how the tensor is cut up
 CASES = (
     *ring.BASIC,
     CaseSpec(SUMS, hint=1, weight=2),
-    *(replace(spec, hint=2 if spec.name in FLAT else 1) for spec in ring.GENERAL),
+    *(replace(spec, hint=2 if spec.name in CUT else 1) for spec in ring.ADDING),
 )
 
 
@@ -24,8 +24,8 @@ def challenges(rng: Random) -> list[dict]:
 
 
 def _body(challenge, group, rank, ring_all_reduce):
-    mine, _, refused = ring.attempt(challenge, group, rank, ring_all_reduce)
-    return {"refused": refused} if refused else plain({"tensor": mine})
+    mine, returned, refused = ring.attempt(challenge, group, rank, ring_all_reduce)
+    return {"refused": refused} if refused else plain({"tensor": mine, "returned": returned})
 
 
 def drive(challenge: dict, ring_all_reduce) -> dict:
@@ -43,7 +43,7 @@ def judge(challenge: dict, transcript: dict, expected: dict) -> list[Case]:
 
     def rules() -> list[Case]:
         values = ranks.same_values(challenge["case"], transcript, expected)
-        return ring.judge(challenge, transcript, values, 2, hint=1)
+        return ring.judge(challenge, transcript, values, 2, hint=1, adds=True)
 
     return ranks.judged(challenge, transcript, rules)
 

@@ -11,11 +11,12 @@ from servelab.plain import decode_array, plain
 
 ANSWERS = ("ring_reduce_scatter",)
 SUMS, RETURNS = "rank r holds the sum of chunk r", "returns a view of its chunk"
+HINTS = {ranks.ALONE: 3, ring.MOST: 1, ring.ELEMENTS: 1}
 CASES = (
     *ring.BASIC,
     CaseSpec(SUMS, hint=2, weight=2),
     CaseSpec(RETURNS, hint=3),
-    *(replace(spec, hint=1 if spec.name in (ring.MOST, ring.ELEMENTS) else spec.hint) for spec in ring.GENERAL),
+    *(replace(spec, hint=HINTS.get(spec.name, spec.hint)) for spec in ring.ADDING),
 )
 WRITTEN = -1.0  # into what was returned, to see whether it is a view
 
@@ -33,7 +34,7 @@ def _body(challenge, group, rank, ring_reduce_scatter):
         return {"refused": refused}
     flat = mine.reshape(-1)
     own = flat.tensor_split(dist.get_world_size(group))[rank]
-    found = plain({"own chunk": own, "returned": returned, "whole": flat})
+    found = plain({"own chunk": own, "returned": returned, "tensor": flat})
     return {**found, "written": _written(returned) and plain(own)}
 
 
@@ -64,7 +65,7 @@ def judge(challenge: dict, transcript: dict, expected: dict) -> list[Case]:
     def rules() -> list[Case]:
         values = _sums(challenge, transcript, expected)
         return [
-            *ring.judge(challenge, transcript, values, 1, hint=1),
+            *ring.judge(challenge, transcript, values, 1, hint=1, adds=True),
             ranks.same_values(returns, transcript, expected, "returned"),
             _view(returns, transcript, expected),
         ]
@@ -78,7 +79,7 @@ def _sums(challenge: dict, transcript: dict, expected: dict) -> Case:
     if case.passed or challenge["case"] not in (SUMS, ranks.ANY):
         return case
     for rank, value in enumerate(transcript["values"]):
-        told, hint = _instead(challenge, rank, decode_array(value["whole"]).tolist())
+        told, hint = _instead(challenge, rank, decode_array(value["tensor"]).tolist())
         if told:
             return Case(case.name, False, f"{case.message}; {told}", hint)
     return case

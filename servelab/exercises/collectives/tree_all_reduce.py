@@ -65,7 +65,7 @@ def judge(challenge: dict, transcript: dict, expected: dict) -> list[Case]:
         fast = _rounds(transcript, levels)
         return [ranks.counted(values, fast, 1), own, fast, _load(challenge, transcript, levels)]
 
-    return ranks.judged(challenge, transcript, rules)
+    return ranks.judged(challenge, transcript, rules, group=1)
 
 
 def _own_messages(challenge: dict, transcript: dict) -> Case:

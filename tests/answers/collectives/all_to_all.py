@@ -289,3 +289,17 @@ def last_shift_out(reference):
             reference.exchange(inputs[to], to, outputs[source], source, group)
 
     return all_to_all
+
+
+@wrong("all of it in one batch, with one rank, too", case="one rank alone")
+def empty_batch(reference):
+    def all_to_all(outputs, inputs, group=None):
+        rank, p = place(group)
+        outputs[rank].copy_(inputs[rank])
+        others = [other for other in range(p) if other != rank]
+        operations = [dist.P2POp(dist.isend, inputs[other], group=group, group_peer=other) for other in others]
+        operations += [dist.P2POp(dist.irecv, outputs[other], group=group, group_peer=other) for other in others]
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+
+    return all_to_all

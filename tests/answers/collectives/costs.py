@@ -197,3 +197,8 @@ def at_least(reference):
 @wrong("nothing returned", case="naive")
 def nothing(reference):
     return models(reference, naive_cost=lambda alpha, beta, n, p: None)
+
+
+@wrong("a tree with as many rounds as the naive algorithm", case="tree")
+def naive_rounds(reference):
+    return models(reference, tree_cost=reference.naive_cost)

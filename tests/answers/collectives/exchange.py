@@ -223,3 +223,31 @@ def fixed_dtype(reference):
         incoming.copy_(arrived)
 
     return exchange
+
+
+@wrong("sent first by even ranks, whoever is the partner", case="receives what the other rank sent")
+def even_first(reference):
+    def exchange(outgoing, to, incoming, source, group=None):
+        if alone(to, group):
+            incoming.copy_(outgoing)
+        elif dist.get_rank(group) % 2 == 0:
+            dist.send(outgoing, group=group, group_dst=to)
+            dist.recv(incoming, group=group, group_src=source)
+        else:
+            dist.recv(incoming, group=group, group_src=source)
+            dist.send(outgoing, group=group, group_dst=to)
+
+    return exchange
+
+
+@wrong("global ranks asked of a group that is None", case="comes to an end on every rank")
+def none_translated(reference):
+    def exchange(outgoing, to, incoming, source, group=None):
+        if alone(to, group):
+            incoming.copy_(outgoing)
+            return
+        work = dist.isend(outgoing, dist.get_global_rank(group, to), group=group)
+        dist.recv(incoming, dist.get_global_rank(group, source), group=group)
+        work.wait()
+
+    return exchange

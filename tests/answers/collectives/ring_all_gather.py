@@ -309,3 +309,16 @@ def own_each_hop(reference):
             reference.exchange(chunks[rank], (rank + 1) % p, chunks[(rank - hop - 1) % p], (rank - 1) % p, group)
 
     return ring_all_gather
+
+
+@wrong("chunks of n / p elements, rounded up, with five ranks", case="any number of elements")
+def rounded_up_with_five(reference):
+    def ring_all_gather(tensor, group=None):
+        p = dist.get_world_size(group)
+        if p != 5:
+            return reference.ring_all_gather(tensor, group)
+        flat, size = tensor.view(-1), -(-tensor.numel() // p)
+        chunks = [flat[i * size : (i + 1) * size] for i in range(p)]
+        return walk(reference, chunks, group)
+
+    return ring_all_gather

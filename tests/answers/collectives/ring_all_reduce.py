@@ -143,7 +143,7 @@ def gather_first(reference):
     return ring_all_reduce
 
 
-@wrong("sent round, but nothing added", case="every rank holds the sum")
+@wrong("sent round, but nothing added", case="adds what arrives")
 def nothing_added(reference):
     def ring_all_reduce(tensor, group=None):
         rank, p = place(group)
@@ -390,5 +390,66 @@ def half_rings(reference):
                 work.wait()
             for mine, incoming in arrivals:
                 mine.copy_(mine + incoming if hop < p else incoming)
+
+    return ring_all_reduce
+
+
+@wrong("chunks of n / p elements, rounded up, with five ranks", case="any number of elements")
+def rounded_up_with_five(reference):
+    def ring_all_reduce(tensor, group=None):
+        p = dist.get_world_size(group)
+        if p != 5:
+            return reference.ring_all_reduce(tensor, group)
+        flat, size = tensor.view(-1), -(-tensor.numel() // p)
+        chunks = [flat[i * size : (i + 1) * size] for i in range(p)]
+        return ring(reference, chunks, group)
+
+    return ring_all_reduce
+
+
+@wrong("the rest in the last chunk, with five ranks", case="sends exactly what it must")
+def rest_in_last_with_five(reference):
+    def ring_all_reduce(tensor, group=None):
+        p, flat = dist.get_world_size(group), tensor.view(-1)
+        if p != 5:
+            return reference.ring_all_reduce(tensor, group)
+        size = tensor.numel() // p
+        chunks = [*(flat[i * size : (i + 1) * size] for i in range(p - 1)), flat[(p - 1) * size :]]
+        return ring(reference, chunks, group)
+
+    return ring_all_reduce
+
+
+@wrong("chunks of n / p elements, rounded up, with three ranks", case="sends exactly what it must")
+def rounded_up_with_three(reference):
+    def ring_all_reduce(tensor, group=None):
+        p, flat = dist.get_world_size(group), tensor.view(-1)
+        if p != 3:
+            return reference.ring_all_reduce(tensor, group)
+        size = -(-tensor.numel() // p)
+        return ring(reference, [flat[i * size : (i + 1) * size] for i in range(p)], group)
+
+    return ring_all_reduce
+
+
+@wrong("sent round twice, but nothing added", case="adds what arrives")
+def replaced(reference):
+    def ring_all_reduce(tensor, group=None):
+        rank, p = place(group)
+        chunks = tensor.view(-1).tensor_split(p)
+        for hop in range(2 * (p - 1)):
+            received = chunks[(rank - hop - 2) % p]
+            reference.exchange(chunks[(rank - hop - 1) % p], (rank + 1) % p, received, (rank - 1) % p, group)
+
+    return ring_all_reduce
+
+
+@wrong("a sum in a new tensor, returned", case="every rank holds the sum")
+def returned_only(reference):
+    def ring_all_reduce(tensor, group=None):
+        tensor.view(-1)
+        whole = tensor.clone()
+        reference.ring_all_reduce(whole, group)
+        return whole
 
     return ring_all_reduce

@@ -220,7 +220,7 @@ def next_chunk(reference):
     return ring_reduce_scatter
 
 
-@wrong("what arrives replaces the own share", case="rank r holds the sum of chunk r")
+@wrong("what arrives replaces the own share", case="adds what arrives")
 def replaced(reference):
     def ring_reduce_scatter(tensor, group=None):
         rank, p = place(group)
@@ -450,6 +450,20 @@ def half_rings(reference):
                 work.wait()
             for mine, incoming in arrivals:
                 mine += incoming
+        return chunks[rank]
+
+    return ring_reduce_scatter
+
+
+@wrong("chunks of n / p elements, rounded up, with five ranks", case="any number of elements")
+def rounded_up_with_five(reference):
+    def ring_reduce_scatter(tensor, group=None):
+        rank, p = place(group)
+        if p != 5:
+            return reference.ring_reduce_scatter(tensor, group)
+        flat, size = tensor.view(-1), -(-tensor.numel() // p)
+        chunks = [flat[i * size : (i + 1) * size] for i in range(p)]
+        walk(reference, chunks, group)
         return chunks[rank]
 
     return ring_reduce_scatter
