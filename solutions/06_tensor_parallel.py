@@ -156,11 +156,18 @@ if ring:
 # <details><summary>Hint 1: what an autograd function is</summary>
 #
 # The forward method gets a context and the arguments; what the backward method needs later, put on the context as an
-# attribute. The backward method gets the context and the gradient of the result. It returns one gradient for each
-# argument of the forward method, and None for those that are no tensors.
+# attribute (not on the class, which all simulated ranks share). The backward method gets the context and the gradient of
+# the result. It returns one gradient for each argument of the forward method, and None for those that are no tensors.
 #
 # </details>
-# <details><summary>Hint 2: in place</summary>
+# <details><summary>Hint 2: who sums when</summary>
+#
+# In the worked example look for the lines in which both ranks have the same bold number: one is forward, one is backward.
+# Only there is anything sent, once, and it is a sum: no average, nothing gathered. The other two bodies pass on what they
+# were given.
+#
+# </details>
+# <details><summary>Hint 3: in place</summary>
 #
 # `comm.all_reduce` overwrites what it is given. Neither the partial sum nor a gradient is yours to overwrite: another
 # operation may have kept the first one for its backward pass, and autograd may hand one and the same gradient to two
@@ -289,7 +296,8 @@ check("tensor_parallel.conjugate_pair", copy_to_ranks, reduce_from_ranks)
 #
 # Tensors have methods that cut them into equal parts along a dimension. Take the part with this rank's number, and copy
 # it. Check first that the parts are equal: otherwise one rank would get fewer than the others, and the layers behind
-# would not fit.
+# would not fit. Of the full weight nothing may outlive the constructor, not even a copy of it in an attribute, on the class
+# or in a function that remembers it.
 #
 # </details>
 # <details><summary>Hint 3: the layers</summary>
@@ -664,13 +672,14 @@ class TensorParallelAttention(nn.Module):
 from servelab.ranks.communicator import split
 
 qkvo = [torch.randn(shape, generator=generator) for shape in ((16, 8), (4, 8), (4, 8), (8, 16))]
+drawn = torch.randn(2, 3, 8, generator=generator)
 
 
 def one_attention() -> Tensor:
     comm = Communicator()
     replicas = split(comm, max(1, comm.size // 2))  # so many consecutive ranks share one of the 2 KV heads
     layer = TensorParallelAttention(*qkvo, 8, 2, comm, replicas)
-    layer(torch.linspace(-1, 1, 48).view(2, 3, 8).requires_grad_()).square().sum().backward()
+    layer(drawn.clone().requires_grad_()).square().sum().backward()
     layer.finish_gradients()
     return layer.k.grad
 
@@ -696,7 +705,7 @@ def whole_layer() -> Tensor:
     comm = Communicator()
     attention = TensorParallelAttention(*qkvo, 8, 2, comm, split(comm, max(1, comm.size // 2))).double()
     mlp = TensorParallelMLP(gate, up, down, comm).double()
-    x = torch.linspace(-1, 1, 48, dtype=torch.float64).view(2, 3, 8).requires_grad_()
+    x = drawn.double().requires_grad_()
     y = x + attention(F.rms_norm(x, (8,)))
     (y + mlp(F.rms_norm(y, (8,)))).square().sum().backward()
     return x.grad
@@ -743,6 +752,10 @@ explore(
     latency_us=FloatLogSlider(20.0, min=0, max=3, continuous_update=False),
     gb_per_s=FloatLogSlider(25.0, min=0, max=3, continuous_update=False),
 )
+
+# %% [markdown]
+# With four ranks and 25 GB/s it is at 166 us. The ranks compute for 2.5 ms; each of the two all-reduces has 6 rounds of
+# latency, and sends 1.5 times its 4.2 MB in 0.25 ms.
 
 # %% [markdown]
 # ## 5. The vocabulary
@@ -812,7 +825,8 @@ explore(
 # <details><summary>Hint 3: two collectives</summary>
 #
 # The maximum is one. The sum of exponentials and the label's logit can be stacked and summed in one go: 2 numbers a
-# token. Everything after that is done by every rank for itself.
+# token. Everything after that is done by every rank for itself. No rank needs the logits of another, so there is nothing to
+# gather.
 #
 # </details>
 
@@ -960,9 +974,9 @@ check("tensor_parallel.vocabulary", vocab_range, VocabParallelEmbedding, vocab_p
 # </details>
 # <details><summary>Hint 2: the layer</summary>
 #
-# Norm on the own tokens (with the task's eps), then gather, then two products with column shards, then one with a row
-# shard, whose partial sums go straight into the scatter. The row-parallel layer of exercise 2 would all-reduce first: take
-# its shard, not the layer.
+# Norm on the own tokens (with the task's eps), then gather once, then two products with column shards, then one with a row
+# shard, whose partial sums go straight into the scatter. The column-parallel layer of exercise 2 would bring its f along,
+# the row-parallel layer would all-reduce first: take their shards, not the layers. The norm's weight is copied.
 #
 # </details>
 # <details><summary>Hint 3: finish_gradients</summary>
@@ -1031,7 +1045,7 @@ class SequenceParallelMLP(nn.Module):
     Parameters
     ----------
     norm : Tensor
-        Weight of the norm, [hidden]; ``self.norm`` is a parameter, whole on every rank.
+        Weight of the norm, [hidden]; ``self.norm`` is a copy of it as a parameter, whole on every rank.
     gate, up, down : Tensor
         Full weights, as in `TensorParallelMLP`; ``self.gate``, ``self.up`` and ``self.down`` are this rank's parts as
         parameters, or layers with such a ``weight``.
@@ -1116,7 +1130,8 @@ check("tensor_parallel.sequence_parallel", gather_tokens, scatter_tokens, Sequen
 # %% [markdown]
 # ### Your task (about 15 minutes)
 #
-# Write `layer_elements`, `tp_bytes` and `boundary_bytes`. Tokens are all tokens of a step, b s.
+# Write `layer_elements`, `tp_bytes` and `boundary_bytes`. Tokens are all tokens of a step, b s. A model card has
+# `model.num_layers` and `model.hidden_size`.
 #
 # <details><summary>Hint 1: count all-reduces</summary>
 #
@@ -1225,8 +1240,9 @@ check("tensor_parallel.traffic", layer_elements, tp_bytes, boundary_bytes)
 # one after the other: nothing overlaps, since each layer waits for its all-reduce. One all-reduce carries all tokens of the
 # step, in bf16: one for each request that is decoded, and those of the prompt.
 #
-# The floor takes, in this order: the model, the card, `batch`, `context`, `prompt_tokens` and, last, `tp`. In
-# `step_seconds` the link and `tp` come before `batch`.
+# A link has `link.alpha`, its latency in seconds, and `link.bandwidth` in bytes a second. The floor takes, in this order: the
+# model, the card, `batch`, `context`, `prompt_tokens` and, last, `tp`. In `step_seconds` the link and `tp` come before
+# `batch`.
 #
 # <details><summary>Hint 1: one all-reduce</summary>
 #
@@ -1256,7 +1272,10 @@ def all_reduce_seconds(nbytes: float, tp: int, link: Link) -> float:
 
 
 def bound_by(nbytes: float, tp: int, link: Link) -> str:
-    """Which term of an all-reduce is the larger one: ``"latency"`` or ``"bandwidth"``; latency where they are equal."""
+    """Which term of an all-reduce over two or more ranks is the larger one: ``"latency"`` or ``"bandwidth"``.
+
+    Latency where they are equal.
+    """
     ### BEGIN SOLUTION
     return "bandwidth" if nbytes / tp / link.bandwidth > link.alpha else "latency"
     ### END SOLUTION
@@ -1417,6 +1436,7 @@ for tp, rate in measured.items():
 #
 # The two layers of exercise 2 on two processes with gloo, with your ring of unit 05 under the communicator (or torch's
 # all-reduce, without unit 05). The result has to be the dense one again. On a machine without real ranks the cell says so.
+# It starts two processes, which can take ten seconds.
 
 
 # %%
@@ -1504,8 +1524,8 @@ if run:
 # <details><summary>Hint 3: one rank is right, several are not</summary>
 #
 # Look at what is added before a sum and should be added after it, and at what `comm` your parts were given. There is
-# nothing to be sent but what the row layers send. And keep nothing on the class: all layers, and all simulated ranks,
-# share it.
+# nothing to be sent but what the row layers send. Keep nothing on the class: all layers, and all simulated ranks, share it.
+# If too little is sent, a part of exercises 1 to 4 may have changed since its check: run these checks again.
 #
 # </details>
 
@@ -1666,7 +1686,8 @@ check("tensor_parallel.reflection", answers)
 #
 # `step_seconds` takes bf16, so put the step together yourself: 405 GB over t cards, and `all_reduce_seconds` with
 # `boundary_bytes` (activations stay bf16). A ring over both nodes is as slow as its slowest link, so take the Ethernet for
-# all of its rounds; say which latency you assume for it, and which for NVLink.
+# all of its rounds; say which latency you assume for it, and which for NVLink. (The table of two sizes in unit 05 assumes
+# 20 us and 1 us.)
 #
 # Three points, given by hand, two each:
 #
@@ -1679,7 +1700,7 @@ check("tensor_parallel.reflection", answers)
 # ### BEGIN SOLUTION
 # At TP8 a GPU reads 405 / 8 = 50.6 GB in 15.1 ms a step, at TP16 25.3 GB in 7.6 ms: 7.6 ms saved. But 252 all-reduces with
 # 30 rounds each over a ring that crosses Ethernet, at an assumed 20 us a round, take 152 ms. Even 2 us a round would take
-# 16 ms, twice what is saved. TP8 on NVLink, at an assumed 2 us, has 14 rounds each: 7 ms.
+# 16 ms, twice what is saved. TP8 on NVLink, at an assumed 1 us, has 14 rounds each: 3.6 ms.
 #
 # One request's message is 32 KiB: latency decides, and a faster Ethernet would not help. Both terms are equal at t alpha B, for
 # 20 us 4 MB or about 122 requests. A prefill of 8,192 tokens sends 268 MB: bandwidth decides, 12.5 instead of 450 GB/s.

@@ -4,9 +4,13 @@ Tensors are written as nested lists of small multiples of 1/8, which every float
 challenge's ``groups`` are lists of ranks; each group works on its own, and there is one of all ranks if none is given.
 """
 
+import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from random import Random
+from types import FunctionType, MethodType
 from typing import Any
 from weakref import ref
 
@@ -21,6 +25,9 @@ ALPHA, BANDWIDTH = 1e-6, 1e9  # of the simulated links: what comes later has a l
 PHASES = ("forward", "backward", "finish")
 TIMEOUT = 10.0  # seconds for a run that takes milliseconds
 MEMORY, OWN_MEMORY = "kept in memory", "the parameters alone"
+DEEP = 5  # containers and functions within each other, in which tensors are looked for
+LOOKED_AT_APART = {"_parameters", "_buffers", "_modules"}  # attributes of every module
+LIBRARIES = ("torch", "servelab", "numpy", "builtins", "functools", "collections")  # whose functions keep nothing
 MISSING = "missing"  # in the place of a value: why there is none
 BACKWARD, DONE = "backward pass", "done"
 
@@ -205,34 +212,67 @@ def _too_much(modules: Sequence[Any], given: Given, cut: Iterable[str]) -> str:
             return f"{elements} elements for the {parameter.numel()} of {name}: is it a view?"
         if any(same_memory(parameter, full) for full in given.values() if full is not None):
             return f"{name} is the tensor that was given, not a copy"
-    for attribute, beside in _beside(modules):
+    for place, beside in _beside(modules):
         for name, full in given.items():
             if full is not None and (same_memory(beside, full) or (name in cut and _has_all_of(full, beside))):
-                return f"all of {name} in `self.{attribute}`"
+                return f"all of {name} in {place}"
     return ""
 
 
 def _beside(modules: Iterable[Any]) -> Iterator[tuple[str, Any]]:
-    """Tensors that modules keep in attributes that are no parameters, with the names of the attributes."""
+    """Tensors that modules keep and that are no parameters, with where: in attributes, their own or their classes'."""
+    seen: set[int] = set()
     for part in (part for module in modules for part in module.modules()):
         attributes = vars(part) | dict(part.named_buffers(recurse=False))
-        for name in sorted(attributes.keys() - {"_parameters", "_buffers", "_modules"}):
-            value = attributes[name]
-            for tensor in _tensors(value):
-                yield name, tensor
+        places = {f"`self.{name}`": attributes[name] for name in sorted(attributes.keys() - LOOKED_AT_APART)}
+        for kind in type(part).__mro__:
+            if not _of_a_library(kind):
+                places |= {f"`{kind.__name__}.{name}`": value for name, value in vars(kind).items()}
+        for place, value in places.items():
+            for tensor in _tensors(value, seen):
+                yield f"what {place} refers to" if callable(value) else place, tensor
 
 
-def _tensors(value: Any, depth: int = 3) -> Iterator[Any]:
-    """The tensors in a value: itself, or those in lists, tuples and dictionaries."""
+def _tensors(value: Any, seen: set[int], depth: int = DEEP) -> Iterator[Any]:
+    """The tensors in a value: itself, or those that it holds; of what was ``seen`` none."""
     import torch
 
     if isinstance(value, torch.Tensor):
-        yield value
+        yield from [value] if value.layout == torch.strided else []
     elif isinstance(value, np.ndarray) and value.dtype.kind == "f":
         yield torch.from_numpy(np.ascontiguousarray(value))
-    elif isinstance(value, Mapping | list | tuple) and depth:
-        for each in value.values() if isinstance(value, Mapping) else value:
-            yield from _tensors(each, depth - 1)
+    elif depth and id(value) not in seen:
+        seen.add(id(value))
+        for each in _inside(value):
+            yield from _tensors(each, seen, depth - 1)
+
+
+def _inside(value: Any) -> list:
+    """What a container holds, and what a function refers to: its closure, its defaults, and the globals it names."""
+    import torch
+
+    if isinstance(value, Mapping):
+        return list(value.values())
+    if isinstance(value, list | tuple | set):
+        return list(value)
+    if isinstance(value, torch.nn.Module):
+        return [*value.parameters(), *value.buffers()]
+    if isinstance(value, partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    if isinstance(value, MethodType | staticmethod | classmethod):
+        return [value.__func__]
+    if isinstance(value, property):
+        return [value.fget]
+    if isinstance(value, FunctionType) and not _of_a_library(value):
+        with suppress(ValueError):  # a variable of its closure that has no value yet
+            found = inspect.getclosurevars(value)
+            return [value.__defaults__, value.__kwdefaults__, *found.nonlocals.values(), *found.globals.values()]
+    return []
+
+
+def _of_a_library(thing: Any) -> bool:
+    """Whether a function or a class is none of the learner's."""
+    return str(thing.__module__).partition(".")[0] in LIBRARIES
 
 
 def _has_all_of(full: Any, tensor: Any) -> bool:
@@ -383,18 +423,30 @@ def script(challenge: dict, lines: Iterable[str], made: Mapping[str, str] | None
     return f"{run}\n{PRINTED}" if made else run
 
 
-def script_of_layer(challenge: dict, lines: Iterable[str], names: Sequence[str]) -> str:
-    """The same for lines that made ``layer``, ``x`` and ``y``: with the layer's attributes ``names`` and gradients."""
+def script_of_layer(
+    challenge: dict, lines: Iterable[str], names: Sequence[str], more: Mapping[str, str] | None = None
+) -> str:
+    """The same for lines that made ``layer``, ``x`` and ``y``: with the layer's attributes ``names`` and gradients.
+
+    ``more`` are further expressions, by the names that messages use.
+    """
+    made = {"result": "y.detach()", "gradient of x": "x.grad"} | show_kept("layer") | dict(more or {})
     parts = [
-        "held = sum(p.untyped_storage().nbytes() // p.element_size() for p in layer.parameters())",
-        "made = {'result': y.detach(), 'gradient of x': x.grad, 'elements held': held}",
-        f"for name in {tuple(names)}:",
-        "    w = getattr(layer, name)",
+        f"out = {{{', '.join(f'{name!r}: {value}' for name, value in made.items())}}}",
+        f"for n in {tuple(names)}:",
+        "    w = getattr(layer, n)",
         "    w = getattr(w, 'weight', w)",
-        "    made |= {name: w.detach(), f'gradient of {name}': w.grad}",
-        "return made",
+        "    out |= {n: w.detach(), f'gradient of {n}': w.grad}",
+        "return out",
     ]
     return f"{script(challenge, [*lines, *parts])}\n{PRINTED}"
+
+
+def show_kept(layer: str) -> dict[str, str]:
+    """Expressions for what a layer keeps: elements of its parameters' memory, and its attributes."""
+    held = f"sum(p.untyped_storage().nbytes() // p.itemsize for p in {layer}.parameters())"
+    kept = f"{{n: getattr(v, 'shape', type(v)) for n, v in vars({layer}).items() if n[0] != '_'}}"
+    return {"elements held": held, "kept": kept}
 
 
 PRINTED = """for rank, made in enumerate(run.values):

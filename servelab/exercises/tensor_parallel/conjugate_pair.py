@@ -11,12 +11,12 @@ F_VALUES, F_GRADIENTS = "f passes values on", "f sums gradients"
 G_VALUES, G_GRADIENTS = "g sums values", "g passes gradients on"
 ONCE, KEPT, GROUP = "one all-reduce each, of the tensor's size", "overwrites nothing", "within its own group"
 CASES = (
-    CaseSpec(F_VALUES, hint=1, alone=False),
-    CaseSpec(G_VALUES, hint=1, weight=2),
-    CaseSpec(F_GRADIENTS, hint=1, weight=2),
-    CaseSpec(G_GRADIENTS, hint=1, weight=2, alone=False),
-    CaseSpec(ONCE, hint=1, weight=2),
-    CaseSpec(KEPT, hint=2, weight=2, alone=False),
+    CaseSpec(F_VALUES, hint=2, alone=False),
+    CaseSpec(G_VALUES, hint=2, weight=2),
+    CaseSpec(F_GRADIENTS, hint=2, weight=2),
+    CaseSpec(G_GRADIENTS, hint=2, weight=2, alone=False),
+    CaseSpec(ONCE, hint=2, weight=2),
+    CaseSpec(KEPT, hint=3, weight=2, alone=False),
     CaseSpec(GROUP, hint=1),
 )
 # function, number of ranks, shape, whether the gradient arrives transposed

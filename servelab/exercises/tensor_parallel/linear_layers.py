@@ -119,7 +119,7 @@ def _shard(challenge: dict, comm: Any, shard: Any) -> dict:
     full = ranks.tensor(challenge["full"])
     part = ranks.returned("shard", shard(full, challenge["dim"], comm))
     view = ranks.same_memory(part, full) or part.untyped_storage().nbytes() > part.nbytes
-    return {"shard": part.detach().clone(), ranks.MEMORY: "all of it: a view" if view else ranks.OWN_MEMORY}
+    return {"shard": part.detach().clone(), ranks.MEMORY: "all of it: a view" if view else "its own"}
 
 
 def _run(layers: list, biased: list[bool], x: Any, factor: Any, groups: Any) -> dict:
@@ -206,7 +206,7 @@ def show(challenge: dict) -> str:
         given += ["own, whole = part.untyped_storage(), full.untyped_storage()"]
         given += ["view = own.nbytes() > part.nbytes or own.data_ptr() == whole.data_ptr()"]
         held = "'all of it: a view' if view else 'its own'"
-        return ranks.script(challenge, given, {"shard": "part", "memory": held})
+        return ranks.script(challenge, given, {"shard": "part", ranks.MEMORY: held})
     dtype, kind = challenge["dtype"], challenge["kind"]
     given = [name for name in ("weight", "bias", "second", "second_bias", "x", "factor") if challenge.get(name)]
     lines = [
@@ -214,6 +214,11 @@ def show(challenge: dict) -> str:
     ]
     bias, own = "bias" if challenge["bias"] else "None", ".chunk(comm.size, -1)[comm.rank]"
     layer = "RowParallelLinear" if kind == "row" else "ColumnParallelLinear"
+    if challenge.get("misuse"):
+        dim = 1 if kind == "row" else 0
+        return _show_misuse(
+            challenge, lines[:2], {"shard": f"shard(weight, {dim}, comm)", "layer": f"{layer}(weight, bias, comm)"}
+        )
     lines += [f"layer = {layer}(weight, {bias}, comm{', copied=True' if kind == 'copied' else ''})"]
     lines += [f"x = x{own}.clone()" if kind == "row" else "", "x.requires_grad_()", "y = layer(x)"]
     layers = {"": "layer"}
@@ -225,10 +230,20 @@ def show(challenge: dict) -> str:
     return ranks.script(challenge, [line for line in lines if line], _shown(layers, bool(challenge["bias"])))
 
 
+def _show_misuse(challenge: dict, given: list[str], calls: dict[str, str]) -> str:
+    """Both calls, each with what came of it."""
+    lines = [*given, "made = {}"]
+    for name, call in calls.items():
+        lines += ["try:", f"    made[{name!r}] = f'no error but {{type({call}).__name__}}'"]
+        lines += ["except Exception as error:", f"    made[{name!r}] = f'a {{type(error).__name__}}'"]
+    return f"{ranks.script(challenge, [*lines, 'return made'])}\n{ranks.PRINTED}"
+
+
 def _shown(layers: dict[str, str], biased: bool) -> dict[str, str]:
     """Expressions for what is judged about layers, given by how messages call what is theirs."""
     made = {"result": "y.detach()", "gradient of x": "x.grad"}
     for of, layer in layers.items():
         for name in ("weight", "bias") if biased else ("weight",):
             made |= {f"{name}{of}": f"{layer}.{name}.detach()", f"gradient of {name}{of}": f"{layer}.{name}.grad"}
+        made |= {f"{name}{of}": value for name, value in ranks.show_kept(layer).items()}
     return made

@@ -21,7 +21,7 @@ CASES = (
     CaseSpec(HOLDS, hint=2),
     CaseSpec(VALUE, hint=2, weight=2),
     CaseSpec(OWN, hint=2, weight=2),
-    CaseSpec(INPUT, hint=1, weight=2),
+    CaseSpec(INPUT, hint=2, weight=2),
     CaseSpec(WEIGHTS, hint=2),
     CaseSpec(NORM, hint=3, weight=2),
     CaseSpec(BYTES, hint=1, weight=3),
@@ -29,6 +29,16 @@ CASES = (
 )
 ROOTS = ("sqrt", "norm")  # in the names of torch's functions
 MATRICES = ("norm", "gate", "up", "down")
+WATCH = """from torch.overrides import TorchFunctionMode
+found = []
+class Watch(TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        name, given = getattr(function, "__name__", ""), [*args, *(kwargs or {}).values()]
+        if any(word in name for word in ("sqrt", "norm", "pow")):
+            found.append((name, list(given[0].shape)))
+        return function(*args, **(kwargs or {}))
+with Watch():
+    y = layer(x)""".splitlines()  # for a learner: what `_roots` counts
 # ranks, batch, tokens, hidden
 PAIRS = ((1, 1, 2, 1), (2, 1, 4, 1), (2, 2, 2, 3), (3, 2, 6, 2))
 # ranks, hidden, intermediate, batch, tokens
@@ -86,8 +96,8 @@ def _pair_work(challenge: dict, comm: Any, function: Any) -> dict:
 
 
 def _layer_work(challenge: dict, comm: Any, mlp: type) -> dict:
-    given = ranks.Given({name: challenge[name] for name in MATRICES[1:]})  # the norm may be kept as it is
-    layer = mlp(ranks.tensor(challenge["norm"]), *given.values(), comm)
+    given = ranks.Given({name: challenge[name] for name in MATRICES})
+    layer = mlp(*given.values(), comm)
     kept = ranks.kept([layer], given, MATRICES if comm.size > 1 else ())
     x, factor = (ranks.tensor(challenge[n]).chunk(comm.size, 1)[comm.rank].clone() for n in ("x", "factor"))
     x.requires_grad_()
@@ -137,7 +147,7 @@ def judge(challenge: dict, transcript: dict, expected: dict) -> list[Case]:
     found = [ranks.compare(case, transcript, expected, names) for case, names in about.items()]
     found += [_judge_norm(challenge, transcript, found)] if challenge.get("watched") else []
     if finish and not challenge.get("groups"):
-        found.append(_judge_later(NORM, challenge, transcript, expected))
+        found.append(_judge_finish(transcript, expected))
     return found + [_judge_calls(case, challenge, transcript, expected) for case in calls]
 
 
@@ -184,18 +194,29 @@ def _judge_calls(case: str, challenge: dict, transcript: dict, expected: dict) -
 def _judge_later(case: str, challenge: dict, transcript: dict, expected: dict) -> Case:
     """What is sent after the forward pass, in any order.
 
-    A layer may gather its own tokens once more. The norm's gradient may be summed in the backward pass, or after it.
+    A layer may gather its own tokens once more. The norm's gradient may be summed in the backward pass already.
     """
-    layer, finish = challenge["kind"] == "mlp", challenge.get("finish")
+    layer = challenge["kind"] == "mlp"
     for rank, (mine, right) in enumerate(zip(transcript["ranks"], expected["ranks"], strict=True)):
-        sent, wanted = ([*s["calls"].get("backward", []), *s["calls"].get("finish", [])] for s in (mine, right))
+        sent, wanted = (side["calls"].get("backward", []) for side in (mine, right))
         again = [call for call in right["calls"].get("forward", []) if layer and call[0] == "all_gather"]
-        early = [["all_reduce", len(challenge["norm"]), call[2]] for call in again if not finish]
+        early = [["all_reduce", len(challenge["norm"]), call[2]] for call in again]
         allowed = [wanted, wanted + again, wanted + early, wanted + again + early]
         if sorted(sent) not in map(sorted, allowed):
-            problem = ranks.stuck(mine) or _amiss(sent, wanted, "after finish_gradients" if finish else "backward")
-            return Case(case, False, f"rank {rank}, {problem}", (3 if finish else 2) if layer else None)
+            problem = ranks.stuck(mine) or _amiss(sent, wanted, "backward")
+            return Case(case, False, f"rank {rank}, {problem}", 2 if layer else None)
     return Case(case, True)
+
+
+def _judge_finish(transcript: dict, expected: dict) -> Case:
+    """The norm's gradient is summed by one all-reduce, in `finish_gradients` or in the backward pass already."""
+    for rank, (mine, right) in enumerate(zip(transcript["ranks"], expected["ranks"], strict=True)):
+        wanted, sent = (side["calls"].get("finish", []) for side in (right, mine))
+        sent = [call for call in mine["calls"].get("backward", []) if call in wanted] + sent
+        if sorted(sent) != sorted(wanted):
+            problem = ranks.stuck(mine) or _amiss(sent, wanted, "sum of the norm's gradient")
+            return Case(NORM, False, f"rank {rank}, {problem}")
+    return Case(NORM, True)
 
 
 def _amiss(sent: list, wanted: list, when: str) -> str:
@@ -218,7 +239,9 @@ def show(challenge: dict) -> str:
         return ranks.script(challenge, lines, {"result": "y.detach()", "gradient of x": "x.grad"})
     lines = [ranks.show(name, challenge[name]) for name in (*MATRICES, "x", "factor")]
     lines += ["x, factor = (t.chunk(comm.size, 1)[comm.rank].clone() for t in (x, factor))", "x.requires_grad_()"]
-    lines += ["layer = SequenceParallelMLP(norm, gate, up, down, comm)", "y = layer(x)"]
+    lines += ["layer = SequenceParallelMLP(norm, gate, up, down, comm)"]
+    lines += WATCH if challenge.get("watched") else ["y = layer(x)"]
     lines += ["(y * factor).sum().backward()"]
     lines += ["layer.finish_gradients()"] if challenge.get("finish") else []
-    return ranks.script_of_layer(challenge, lines, MATRICES)
+    more = {"norms and roots of": "found"} if challenge.get("watched") else {}
+    return ranks.script_of_layer(challenge, lines, MATRICES, more)

@@ -186,8 +186,21 @@ def _judge_layer(case: str, transcript: dict, expected: dict) -> Case:
         return found
     if given.passed:
         return Case(case, False, f"{found.message}; what attend gets is right")
-    hint = 1 if case in (SPLIT, COPIED) else None
+    hint = 1 if case in (SPLIT, COPIED) and not _shared(transcript, expected) else None
     return Case(case, False, given.message + _only_later(transcript, expected), hint)
+
+
+def _shared(transcript: dict, expected: dict) -> bool:
+    """Whether in a step all ranks gave `attend` the same queries: no choice of heads does that, but a shared place."""
+    for name in (_given(step, GIVEN[0]) for step in STEPS):
+        got, want = ([side["made"].get(name) for side in made["ranks"]] for made in (transcript, expected))
+        if (
+            is_array(got[0])
+            and all(close(each, got[0]) for each in got)
+            and not any(close(each, want[0]) for each in want[1:])
+        ):
+            return True
+    return False
 
 
 def _only_later(transcript: dict, expected: dict) -> str:
@@ -241,8 +254,8 @@ def show(challenge: dict) -> str:
     made = f"whole = thread.untrained_model({config})" if config else "whole = thread.tiny_model()"
     begin = [*imports, "from servelab.llm import thread", made, ""]
     end = [
-        "for rank, (prompt, token, *shapes) in enumerate(run.values):",
-        "    print(rank, prompt[0, :2].tolist(), token[0, :2].tolist(), 'attend got shapes', *shapes)",
+        "for rank, (prompt, token, kept, *shapes) in enumerate(run.values):",
+        "    print(rank, prompt[0, :2].tolist(), token[0, :2].tolist(), 'attend got shapes', *shapes, 'kept', kept)",
     ]
     if not layer:
         end = [f"print(list(greedy(whole, {_asked(challenge)})), run.values)"]
@@ -256,6 +269,7 @@ def _asked(challenge: dict) -> str:
 def _show_layer(challenge: dict) -> list[str]:
     """Two steps of one layer."""
     number, tokens = challenge["layer"], challenge["tokens"]
+    kept = ", ".join(f"{name!r}: {value}" for name, value in ranks.show_kept(f"model.layers[{number}]").items())
     lines = [f"tokens, positions = torch.tensor({tokens}), torch.arange({len(tokens)})"]
     if "groups" in challenge:
         lines += [
@@ -265,4 +279,4 @@ def _show_layer(challenge: dict) -> list[str]:
     lines += ["kv, y, shapes = ContiguousKV(), [], []", "def attend(*qkv):"]
     lines += ["    shapes.append([list(each.shape) for each in qkv])", f"    return kv.attend({number}, *qkv)"]
     lines += [f"for span in positions.split({len(tokens) - 1}):", "    x, angles = model.inputs(tokens[span], span)"]
-    return [*lines, f"    y.append(model.layers[{number}](x, angles, attend))", "return *y, *shapes"]
+    return [*lines, f"    y.append(model.layers[{number}](x, angles, attend))", f"return *y, {{{kept}}}, *shapes"]

@@ -1,5 +1,7 @@
 """Answers to the column- and the row-parallel layer."""
 
+from functools import partial
+
 import numpy as np
 import torch
 from torch import nn
@@ -447,6 +449,43 @@ def whole_in_a_closure(reference):
         return lambda: whole
 
     return keeping(reference, keep)
+
+
+@wrong("a copy of the whole weight in a closure", case="holds its part and no more")
+def copy_in_a_closure(reference):
+    def keep(weight):
+        whole = weight.clone()
+        return lambda: whole
+
+    return keeping(reference, keep)
+
+
+@wrong("a copy of the whole weight as a function's default", case="holds its part and no more")
+def copy_as_a_default(reference):
+    return keeping(reference, lambda weight: partial(lambda x, whole: x, whole=weight.T.contiguous()))
+
+
+@wrong("a copy of the whole weight on the class", case="holds its part and no more")
+def copy_on_the_class(reference):
+    class Column(reference.ColumnParallelLinear):
+        def __init__(self, weight, bias, comm, copied=False):
+            super().__init__(weight, bias, comm, copied)
+            Column.full = weight.clone()
+
+    return layers(reference, column=Column)
+
+
+KEPT: list = []
+
+
+@wrong("copies of whole weights in a global list", case="holds its part and no more")
+def copies_in_a_global(reference):
+    class Row(reference.RowParallelLinear):
+        def __init__(self, weight, bias, comm):
+            super().__init__(weight, bias, comm)
+            KEPT[:] = [*KEPT[-3:], weight.clone()]
+
+    return layers(reference, row=Row)
 
 
 @wrong("the whole weight as a flat buffer", case="holds its part and no more")

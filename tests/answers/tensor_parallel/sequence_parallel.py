@@ -339,12 +339,32 @@ def group_ignored(reference):
     return answers(reference, gather=function(whole, scatter))
 
 
-@right("the norm's weight as it is given, eps in a buffer")
-def norm_as_given(reference):
+@wrong("the norm's weight is the caller's own", case="holds its part of the weights")
+def norm_of_the_caller(reference):
     class MLP(reference.SequenceParallelMLP):
         def __init__(self, norm, gate, up, down, comm):
             super().__init__(norm, gate, up, down, comm)
             self.norm = nn.Parameter(norm)
+
+    return reference.gather_tokens, reference.scatter_tokens, MLP
+
+
+@wrong("the norm's gradient summed twice, then divided by t", case="gradient of the norm, summed")
+def norm_summed_twice(reference):
+    def finish(self):
+        for _ in range(2):
+            self.comm.all_reduce(self.norm.grad)
+        self.norm.grad /= self.comm.size
+
+    return answers(reference, finish_gradients=finish)
+
+
+@right("the norm's weight doubled and halved, eps in a buffer")
+def eps_in_a_buffer(reference):
+    class MLP(reference.SequenceParallelMLP):
+        def __init__(self, norm, gate, up, down, comm):
+            super().__init__(norm, gate, up, down, comm)
+            self.norm = nn.Parameter(norm * 2 / 2)
             self.register_buffer("eps", torch.tensor([1e-6], dtype=norm.dtype))
 
         def forward(self, x):

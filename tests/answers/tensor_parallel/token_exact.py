@@ -459,6 +459,21 @@ def on_the_class(reference):
     return changed(reference, forward, after)
 
 
+@wrong("the query layer kept on the class, which all ranks share", case="KV heads split over the ranks")
+def queries_on_the_class(reference):
+    def after(self, config, weights, comm):
+        kept["q"] = self.q
+
+    def forward(self, x, angles, attend):
+        normed = norm(self, x, self.attn_norm)
+        flat = (kept["q"](normed), F.linear(normed, self.k), F.linear(normed, self.v))
+        q, k, v = (each.unflatten(1, (-1, self.config.head_dim)) for each in flat)
+        return second(self, x + self.o(attend(rotate(q, *angles), rotate(k, *angles), v).flatten(1)))
+
+    kept = {}
+    return changed(reference, forward, after)
+
+
 @wrong("a row layer of exercise 2 without its sum", case="the plain loop's tokens, TP=2")
 def row_without_sum(reference):
     class Row(reference.RowParallelLinear):
