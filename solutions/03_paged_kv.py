@@ -187,7 +187,7 @@ class BlockAllocator:
         return taken
         ### END SOLUTION
 
-    def share(self, blocks: Sequence[int]) -> None:
+    def share(self, blocks: list[int]) -> None:
         """Add one holder to each block.
 
         Raises `ValueError` if a block is free, does not exist, or is named twice.
@@ -198,7 +198,7 @@ class BlockAllocator:
             self._holders[block] += 1
         ### END SOLUTION
 
-    def free(self, blocks: Sequence[int]) -> None:
+    def free(self, blocks: list[int]) -> None:
         """Remove one holder from each block; a block without holders is free.
 
         Raises `ValueError` if a block is free already, does not exist, or is named twice.
@@ -319,8 +319,8 @@ measure.block_pool(BlockAllocator)
 # </details>
 # <details><summary>Hint 3: release</summary>
 #
-# Give the pool the whole list and leave the table as it was when it was new. After that a second call has nothing to
-# give.
+# Give the pool the whole list, in its order (exercise 4 needs that), and leave the table as it was when it was new.
+# After that a second call has nothing to give.
 #
 # </details>
 
@@ -375,7 +375,7 @@ class BlockTable:
         ### END SOLUTION
 
     def release(self) -> None:
-        """Give every block back and become an empty table. Does nothing on an empty one."""
+        """Give all blocks back in one call, in the order of the table, and be empty. Does nothing on an empty table."""
         ### BEGIN SOLUTION
         self.pool.free(self.blocks)
         self.blocks, self.num_tokens = [], 0
@@ -744,7 +744,7 @@ class PrefixCache:
         return self._holders[block]
         ### END SOLUTION
 
-    def match(self, tokens: Sequence[int], key: str | None = None) -> tuple[list[int], int]:
+    def match(self, tokens: list[int], key: str | None = None) -> tuple[list[int], int]:
         """Become a holder of the cached blocks that ``tokens`` begin with.
 
         Returns the blocks and the number of tokens in them; the block that would contain the last token is never among
@@ -760,7 +760,7 @@ class PrefixCache:
         return hit, len(hit) * self.block_size
         ### END SOLUTION
 
-    def insert(self, tokens: Sequence[int], blocks: Sequence[int], key: str | None = None) -> None:
+    def insert(self, tokens: list[int], blocks: list[int], key: str | None = None) -> None:
         """Remember that ``blocks`` (a sequence's table) hold ``tokens``; only full blocks are remembered.
 
         Raises `ValueError` if a block has no holder, does not exist or is named twice, or if there are fewer blocks
@@ -793,7 +793,7 @@ class PrefixCache:
         return taken
         ### END SOLUTION
 
-    def share(self, blocks: Sequence[int]) -> None:
+    def share(self, blocks: list[int]) -> None:
         """Add one holder to each block; a cached one that is free is then held again.
 
         Raises `ValueError` if a block is free and uncached, does not exist, or is named twice.
@@ -805,7 +805,7 @@ class PrefixCache:
             self._holders[block] += 1
         ### END SOLUTION
 
-    def free(self, blocks: Sequence[int]) -> None:
+    def free(self, blocks: list[int]) -> None:
         """Remove one holder from each block; those without holders are free, and evicted in reverse order.
 
         Raises `ValueError` if a block is free already, does not exist, or is named twice.
@@ -1571,10 +1571,11 @@ check("paged_kv.paged_attention", write_kv, paged_attention)
 # `paged_attention`: finish exercise 6 and run its try-it cell first.
 #
 # **Memory.** The check records the largest tensor that your code makes. None may have more than
-# `4 * block_size * Hq * D` elements for each query token of the batch: the keys of four blocks, heads repeated. A gathered
-# context is larger in the check's long contexts. So are all scores of a request. You may fold two to four blocks at a
-# time, or step through the blocks of all requests together. A Python list that keeps something of every block would need
-# the same memory again; the check does not see that.
+# `4 * block_size * Hq * D` elements for each query token of the batch: the keys of four blocks, heads repeated. Each case
+# but the smallest has a context that is larger than that when it is gathered, so calling `paged_attention` earns nothing.
+# In the longest, all scores of a request are larger, too. You may fold two to four blocks at a time, or step through the
+# blocks of all requests together. A Python list that keeps something of every block would need the same memory again; the
+# check does not see that.
 #
 # <details><summary>Hint 1: folding</summary>
 #
@@ -1856,6 +1857,7 @@ check("paged_kv.violations", violations)
 #
 # - requests take turns, a token each, so that their blocks lie interleaved;
 # - a prompt is computed all but its last token, then forked, and the forks go on in different ways;
+# - a table is forked in the middle of an answer, and both go on;
 # - each prompt begins with what the prefix cache has found of it.
 #
 # Slots that were never written hold NaN. The check compares tokens, and looks at which positions each pass computes and
@@ -1911,7 +1913,7 @@ def generate(model: LLM, pages: Pages, table: ForkableTable, tokens: Sequence[in
     tokens : sequence of int
         The prompt, at least one token longer than what the table holds. Not changed.
     max_tokens : int
-        The most tokens to yield. The end-of-sequence token is the last one if it comes.
+        The most tokens to yield, at least 1. The end-of-sequence token is the last one if it comes.
 
     Yields
     ------

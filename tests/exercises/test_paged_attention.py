@@ -4,6 +4,7 @@ from random import Random
 
 import pytest
 
+from servelab import exercise
 from servelab.exercises.paged_kv import _attention, online_softmax
 
 torch = pytest.importorskip("torch")
@@ -71,3 +72,32 @@ def test_no_gathered_context_is_as_small_as_a_block_wise_tensor_may_be(seed):
         heads, kv_heads = challenge["heads"]
         assert most < context * kv_heads * challenge["head_dim"], "the keys of one request, gathered"
         assert most < query * heads * context, "the scores of one request, kept"
+
+
+@pytest.mark.parametrize("seed", [2026, 1, 2, 3])
+def test_every_case_but_the_smallest_has_a_long_context(seed):
+    long = {asked["case"] for asked in online_softmax.challenges(Random(seed)) if online_softmax.is_long(asked)}
+    assert long == {spec.name for spec in online_softmax.CASES} - {"one block"}
+
+
+def fraction(answer) -> float:
+    """What an answer to `online_softmax` earns."""
+    import servelab.reference.paged_kv as reference
+
+    subject = exercise.find("paged_kv.online_softmax")
+    probes = exercise.make_probes(subject, Random(exercise.PUBLIC_SEED), (reference.paged_attention_blockwise,))
+    recorded = exercise.record_all(subject, [probe.challenge for probe in probes], (answer,))
+    return exercise.judge(subject, probes, recorded).fraction
+
+
+def test_to_gather_is_no_answer_and_a_wrong_mask_is_one_mistake():
+    import servelab.reference.paged_kv as reference
+
+    def looks_ahead(q, k_cache, v_cache, block_tables, query_lens, context_lens, scale):
+        """One block at a time, and each query sees the whole context."""
+        rows = block_tables.repeat_interleave(torch.tensor(query_lens), dim=0)
+        contexts = [context for query, context in zip(query_lens, context_lens, strict=True) for _ in range(query)]
+        return reference.paged_attention_blockwise(q, k_cache, v_cache, rows, [1] * len(rows), contexts, scale)
+
+    assert fraction(reference.paged_attention) == 0
+    assert 0.6 < fraction(looks_ahead) < 0.8

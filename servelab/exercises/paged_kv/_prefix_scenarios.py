@@ -147,6 +147,8 @@ DIRECTED: tuple[tuple[str, int, int, list[list]], ...] = (
     # vLLM test_prefill: a second request hits while the first still runs
     ("finds cached prefixes", 3, 2, [match("a", THREE), *cached("a", TWO, 2), match("b", THREE)]),
     ("finds cached prefixes", 3, 2, [*cached("a", TWO, 2), match("b", [1, 2, 9, 4, 5]), match("c", [9, 2, 3])]),
+    # a second cache has blocks and contents of its own
+    ("finds cached prefixes", 2, 2, [*cached("a", ONE, 2), ["another"], match("b", [1, 2, 3]), allocate("c", 1)]),
     ("finds cached prefixes", 4, 1, [*cached("a", [7, 6, 8], 1), match("b", [7, 6, 8, 8])]),
     (
         "finds cached prefixes",
@@ -225,6 +227,13 @@ DIRECTED: tuple[tuple[str, int, int, list[list]], ...] = (
         ("tells prompts apart", 2, 2, [*cached("a", [1, 2**bits], 2), match("b", [1, 2**bits + 1, 3])])
         for bits in (11, 24, 53)
     ),
+    # equal modulo a prime, as in many hashes: Python's hash() of an int is its value modulo 2**61 - 1
+    *(
+        ("tells prompts apart", 2, 2, [*cached("a", ONE, 2), match("b", [1 + p, 2, 3]), match("b", [1, 2 + p, 3])])
+        for p in (10**9 + 7, 2**31 - 1, 2**61 - 1)
+    ),
+    # one more here and 2**17 less there: digits of a number in base 2**17
+    ("tells prompts apart", 2, 2, [*cached("a", ONE, 2), match("b", [0, 2 + 2**17, 3])]),
     # NVIDIA/Megatron-LM PR#4158: a polynomial hash with factor 31 does not notice one more here and 31 less there
     ("tells prompts apart", 2, 2, [*cached("a", [1, 33], 2), match("b", [2, 2, 3]), match("c", [32, 32, 3])]),
     # vllm PR#12621: Python's hash() gives these two the same number
@@ -315,6 +324,16 @@ DIRECTED: tuple[tuple[str, int, int, list[list]], ...] = (
         2,
         2,
         [*cached("a", ONE, 2), ["free", ["a"]], allocate("b", 1), ["share", ["a"]], allocate("c", 1)],
+    ),
+    # of a hit one block is held and the other is free, either way round
+    *(
+        (
+            "revives cached blocks",
+            2,
+            2,
+            [*cached("a", TWO, 2), ["free", [["a", gone]]], match("b", THREE), allocate("c", 1)],
+        )
+        for gone in (1, 0)
     ),
     (
         "revives cached blocks",
@@ -421,6 +440,13 @@ DIRECTED: tuple[tuple[str, int, int, list[list]], ...] = (
         3,
         2,
         [*cached("a", THREE, 2), finish("a"), allocate("b", 1), match("c", [*THREE, 7])],
+    ),
+    # the order of the list that was freed decides, whatever place a block has in its prompt
+    (
+        "evicts the least recently used",
+        2,
+        2,
+        [*cached("a", TWO, 2), ["free", [["a", 1], ["a", 0]]], allocate("b", 1)],
     ),
     (
         "evicts the least recently used",
@@ -590,6 +616,23 @@ DIRECTED: tuple[tuple[str, int, int, list[list]], ...] = (
             allocate("c", 1),
             finish("a"),
             allocate("c", 1),
+            match("d", [1, 2, 3]),
+        ],
+    ),
+    # the first of three copies goes before the last comes, then the second: the last is still found
+    (
+        "lives with duplicates",
+        3,
+        2,
+        [
+            *cached("a", ONE, 2),
+            *cached("b", ONE, 2),
+            finish("a"),
+            allocate("x", 2),
+            ["free", [["x", 0]]],
+            *cached("c", ONE, 2),
+            finish("b"),
+            allocate("y", 1),
             match("d", [1, 2, 3]),
         ],
     ),

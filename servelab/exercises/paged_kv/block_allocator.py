@@ -2,7 +2,8 @@
 
 An operation names a block either by its *grant*, ``[g, i]``: the i-th id that the g-th ``allocate`` of the run
 returned, so that a challenge can be written without knowing which ids an allocator will choose; or, to name ids that
-no allocator can have given, by the number itself.
+no allocator can have given, by the number itself. ``["another", n]`` makes a second pool of ``n`` blocks, of which
+nothing is asked.
 """
 
 from random import Random
@@ -32,6 +33,8 @@ DIRECTED: tuple[tuple[str, int, list[list]], ...] = (
     ("hands out free blocks", 1, [["allocate", 0], ["allocate", 1], ["free", [[1, 0]]], ["allocate", 1]]),
     ("hands out free blocks", 5, [["allocate", 3], ["allocate", 2], ["free", [[0, 1], [1, 1]]], ["allocate", 2]]),
     ("hands out free blocks", 2, [["share", []], ["free", []], ["allocate", 2]]),
+    # a second pool has blocks of its own
+    ("hands out free blocks", 2, [["allocate", 1], ["another", 2], ["allocate", 1], ["allocate", 1]]),
     ("all or nothing", 1, [["allocate", 2], ["allocate", 1], ["allocate", 1], ["allocate", 0]]),
     # vLLM tests/v1/core, test_prefill_not_enough_free_blocks: a failed allocation leaves every reference count alone
     ("all or nothing", 4, [["allocate", 2], ["allocate", 3], ["allocate", 2], ["allocate", 1]]),
@@ -133,6 +136,10 @@ def _resolve(names: list, grants: list) -> list[int]:
     return [name if isinstance(name, int) else grants[name[0]][name[1]] for name in names]
 
 
+def _another(allocator_class, num_blocks: int, block_size: int) -> bool:
+    return allocator_class(num_blocks, block_size) is not None
+
+
 def _call(name: str, pool, argument):
     return getattr(pool, name)(argument)
 
@@ -147,7 +154,10 @@ def drive(challenge: dict, allocator_class) -> list[dict]:
             argument = argument if isinstance(argument, int) else _resolve(argument, grants)
         except (IndexError, TypeError):  # an earlier allocation went wrong: the judge stops there
             break
-        outcome = steps.attempt(_call, name, pool, argument)
+        if name == "another":
+            outcome = steps.attempt(_another, allocator_class, argument, challenge["block_size"])
+        else:
+            outcome = steps.attempt(_call, name, pool, argument)
         if name == "allocate":
             returned = outcome.get("returned")
             grants.append(returned if isinstance(returned, list) else [])
@@ -205,6 +215,9 @@ class Referee:
     def ref_count(self, where: str, block: int, outcome: dict) -> None:
         steps.require_ref_count(where, self.holders, block, outcome)
 
+    def another(self, where: str, n: int, outcome: dict) -> None:
+        steps.require_done(where, outcome)
+
 
 def judge(challenge: dict, transcript: list, expected: list) -> list[Case]:
     """Follow the run with a model of the rules; any choice of ids is right as long as the rules hold."""
@@ -226,6 +239,8 @@ def _lines(challenge: dict) -> list[str]:
         if name == "allocate":
             lines.append(f"g{grants} = pool.allocate({argument})")
             grants += 1
+        elif name == "another":
+            lines.append(f"another = {_made({**challenge, 'num_blocks': argument})}")
         elif isinstance(argument, int):
             lines.append(f"pool.{name}({argument})")
         else:

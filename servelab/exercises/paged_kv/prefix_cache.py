@@ -7,13 +7,15 @@ A run has *holders*, named by a letter, each with a list of blocks. Operations:
 - ``["admit", holder, tokens, key]``: what a scheduler does: ``match``, then ``allocate`` the blocks that the rest of
   the prompt needs, and if that fails ``free`` the blocks of the hit;
 - ``["insert", tokens, names, key]``, ``["share", names]``, ``["free", names]``, ``["ref_count", block]``;
-- ``["finish", holder]``: ``free`` all its blocks, in the order of its table; the holder has none then.
+- ``["finish", holder]``: ``free`` all its blocks, in the order of its table; the holder has none then;
+- ``["another"]``: make a second cache, of which nothing is asked.
 
 A name is a holder (all its blocks), ``[holder, i]``, or a number: an id that no pool can have given.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -88,8 +90,8 @@ def _resolve(names: list, tables: dict[str, list[int]]) -> list[int]:
 class _Run:
     """A run on the learner's cache: who holds which blocks, and the outcome of every call."""
 
-    def __init__(self, cache, block_size: int):
-        self.cache, self.block_size = cache, block_size
+    def __init__(self, cache, block_size: int, make: Callable):
+        self.cache, self.block_size, self.make = cache, block_size, make
         self.tables: dict[str, list[int]] = {}
 
     def call(self, method: str, *arguments) -> dict:
@@ -133,11 +135,15 @@ class _Run:
     def ref_count(self, block: int) -> list[dict]:
         return [self.call("ref_count", block)]
 
+    def another(self) -> list[dict]:
+        return [steps.attempt(lambda: self.make() is not None)]
+
 
 def drive(challenge: dict, cache_class) -> list[dict]:
     """Run the operations and write down the outcome of each call and what the pool then says about itself."""
-    cache = cache_class(challenge["num_blocks"], challenge["block_size"])
-    run = _Run(cache, challenge["block_size"])
+    make = partial(cache_class, challenge["num_blocks"], challenge["block_size"])
+    cache = make()
+    run = _Run(cache, challenge["block_size"], make)
     transcript = [steps.pool_state(cache, challenge["num_blocks"])]
     for name, *arguments in challenge["ops"]:
         try:
@@ -152,13 +158,43 @@ def drive(challenge: dict, cache_class) -> list[dict]:
 class Content:
     """Tokens after a beginning, under a key: what one full block can hold.
 
-    ``certain`` is whether every sound cache finds it. Designs differ once one of two duplicates has been handed out, or
-    the block before it: then a miss is as good as a hit.
+    ``certain`` is whether every sound cache finds it. Some know the first of several copies only, some the newest: once
+    one of these has been handed out, or one of the block before it, a miss is as good as a hit.
     """
 
     children: list["Content"] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
-    certain: bool = True
+    relied_on: list[int] = field(default_factory=list)  # the first copy, then whichever a cache may take for the newest
+    lost: bool = False  # by caches that forget what follows a block with it
+
+    @property
+    def certain(self) -> bool:
+        return not self.lost and set(self.relied_on) <= set(self.blocks)
+
+    def add(self, block: int) -> None:
+        """The block holds this now."""
+        first, *newest = self.relied_on or [block]
+        known = block in self.blocks
+        self.blocks += [] if known else [block]
+        if len(self.blocks) == 1:
+            self.relied_on, self.lost = [block, block], False
+        else:
+            self.relied_on = [first if first in self.blocks else block, *(newest if known else []), block]
+
+    def drop(self, block: int) -> None:
+        """The block is handed out."""
+        self.blocks.remove(block)
+        if not self.blocks:
+            self.relied_on, self.lost = [], False
+        if not self.blocks or block in self.relied_on:
+            for child in self.children:
+                child.lose()
+
+    def lose(self) -> None:
+        """A block before it was handed out."""
+        self.lost = bool(self.blocks)
+        for child in self.children:
+            child.lose()
 
 
 class Referee:
@@ -266,15 +302,8 @@ class Referee:
     def forget(self, block: int) -> None:
         """The block is handed out: what it held is gone, and what hangs on it may be."""
         content = self.content.pop(block, None)
-        if content is None:
-            return
-        content.blocks.remove(block)
-        content.certain = not content.blocks
-        below = list(content.children) if not content.blocks else []
-        while below:
-            child = below.pop()
-            child.certain = not child.blocks
-            below += child.children
+        if content is not None:
+            content.drop(block)
 
     def insert(self, tokens: list[int], names: list, key: str | None) -> None:
         blocks, path = _resolve(names, self.tables), self.path(tokens, key)
@@ -283,10 +312,8 @@ class Referee:
             return steps.require_raised(where, "ValueError", outcome)
         steps.require_done(where, outcome)
         for block, content in zip(blocks, path, strict=False):
-            if block not in content.blocks:
-                content.blocks.append(block)
-                self.content[block] = content
-            content.certain = content.certain or len(content.blocks) == 1
+            self.content[block] = content
+            content.add(block)
 
     def share(self, names: list) -> None:
         blocks = _resolve(names, self.tables)
@@ -330,6 +357,9 @@ class Referee:
         where, outcome = self.next_call()
         steps.require_ref_count(where, self.holders, block, outcome)
 
+    def another(self) -> None:
+        steps.require_done(*self.next_call())
+
 
 def judge(challenge: dict, transcript: list, expected: list) -> list[Case]:
     """Follow the run with a model of the rules: any choice of ids is right, and any sound way with duplicates."""
@@ -351,7 +381,8 @@ def _lines(challenge: dict) -> list[str]:
     lines: list[str] = []
     held: set[str] = set()
     for name, *arguments in challenge["ops"]:
-        lines += _as_python(name, arguments, challenge["block_size"], held)
+        made = [f"another = {_made(challenge)}"]
+        lines += made if name == "another" else _as_python(name, arguments, challenge["block_size"], held)
     return lines
 
 

@@ -23,6 +23,7 @@ EARLIER = ANSWERS[1:]
 ONE, STOPS, ONCE, ROOM = "one request", "stops in time", "each token is computed once", "room for what is computed"
 TURNS, FORK, CACHED = "requests in turn", "a fork goes on", "a cached prefix is not computed"
 KEPT = steps.UNCHANGED
+LATER = "forked after two tokens"
 CASES = (
     CaseSpec(ONE, hint=2, weight=3),
     CaseSpec(ONCE, hint=1, weight=2),
@@ -65,8 +66,10 @@ def challenges(rng: Random) -> list[dict]:
         _asked(ONE, "in turn", [long], 8, block_size=3, num_blocks=10),
         _asked(STOPS, "in turn", [long], 1, block_size=3, num_blocks=8),
         _stopping(rng),
+        *_stopping_elsewhere(rng),
         _asked(TURNS, "in turn", others, 6, block_size=4, num_blocks=12),
         _asked(FORK, "forked", _forks(rng), 6, block_size=8, num_blocks=12),
+        _forking_later(rng),
         _asked(CACHED, "prefix-cached", cached, 4, block_size=4, num_blocks=24),
     ]
 
@@ -106,6 +109,30 @@ def _stopping(rng: Random) -> dict:
                 return asked | {"eos": eos}
 
 
+def _stopping_elsewhere(rng: Random) -> list[dict]:
+    """The first token of an answer ends it; a token that stands in the prompt, and not in the answer, does not."""
+    from servelab.llm.thread import plain_loop, tiny_model
+
+    while True:
+        asked = _asked(STOPS, "in turn", [_piece(rng, 7)], 4, block_size=4, num_blocks=4)
+        prompts = _tokens(asked["prompts"])
+        prompt, answer = prompts["r0"], plain_loop(tiny_model(), prompts, 4)["r0"]
+        if others := sorted(set(prompt) - set(answer)):
+            return [asked | {"eos": answer[0]}, asked | {"eos": rng.choice(others)}]
+
+
+def _forking_later(rng: Random) -> dict:
+    """A prompt whose answer is forked after two tokens, and what the fork goes on with: another second token."""
+    from servelab.llm.thread import plain_loop, tiny_model
+
+    while True:
+        prompt = _piece(rng, 8)
+        first, second = plain_loop(tiny_model(), _tokens([prompt]), 2)["r0"]
+        other = rng.choice("aeinost")
+        if first < 128 and ord(other) != second:
+            return _asked(FORK, LATER, [prompt, f"{prompt}{chr(first)}{other}"], 6, block_size=4, num_blocks=8)
+
+
 def _tokens(prompts: list[str]) -> dict[str, list[int]]:
     return {f"r{n}": list(prompt.encode()) for n, prompt in enumerate(prompts)}
 
@@ -140,6 +167,9 @@ def _serve(asked: dict, answers: tuple) -> dict:
     tables = {}
     if asked["way"] == "prefix-cached":
         got, _ = thread.prefix_cached(*served.parts, served.pool, prompts, most)
+    elif asked["way"] == LATER:
+        tables = {"the forked table": served.unit.ForkableTable(served.pool)}
+        got = _forked_later(*served.parts, tables, prompts, most)
     elif asked["way"] == "forked":
         tables = {"the forked table": served.unit.ForkableTable(served.pool)}
         got = thread.forked(*served.parts, tables["the forked table"], prompts["r0"], prompts, most)
@@ -152,6 +182,19 @@ def _serve(asked: dict, answers: tuple) -> dict:
     seen = {"passes": served.passes, "nexts": served.nexts, "starts": served.starts}
     kept = prompts == _tokens(asked["prompts"])
     return plain({"tokens": got, **seen, "held": held, "free": served.pool.num_free, "kept": kept})
+
+
+def _forked_later(unit: Any, model: Any, pages: Any, tables: dict, prompts: dict[str, list[int]], most: int) -> dict:
+    """The answers to a prompt and to another that forks from it after two tokens; the older one goes on first."""
+    (older,), (first, other) = tables.values(), prompts
+    going = iter(unit.generate(model, pages, older, prompts[first], most))
+    got = {first: list(islice(going, 2)), other: []}
+    tables["the fork"] = older.fork()
+    turns = {first: going, other: iter(unit.generate(model, pages, tables["the fork"], prompts[other], most))}
+    for _ in range(most):
+        for id, tokens in turns.items():
+            got[id] += islice(tokens, 1)
+    return got
 
 
 @cache
@@ -258,6 +301,7 @@ def _held(way: str, prompt: int, held: Any) -> str:
     """What a table holds before the first pass of an answer, and where that comes from."""
     whence = {
         "in turn": "it is new (exercise 2)",
+        LATER: "the passes over its prompt and first token left it so, or `fork` did (exercise 3)",
         "forked": "the pass over the beginning of the prompt left it so, or `fork` did (exercise 3)",
         "prefix-cached": "so much has `match` found (exercise 4) of what earlier answers left in their tables",
     }
@@ -291,7 +335,7 @@ def _problems(asked: dict, got: dict, want: dict) -> Iterator[tuple[str, str, in
     for id, due in want["tokens"].items():
         if got["tokens"][id] != due:
             message, hint = _other_tokens(id, got, due)
-            yield "tokens", message, 3 if asked["way"] == "forked" else hint
+            yield "tokens", message, 3 if asked["way"] in ("forked", LATER) else hint
             break
     if passes := _other_pass(got["passes"], want["passes"]):
         yield "passes", *passes

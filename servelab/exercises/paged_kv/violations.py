@@ -90,6 +90,9 @@ def _by_hand() -> list[tuple[str, dict, dict]]:
         ("twice in one table", _state(2, tables={"a": [0, 1]}), _state(2, tables={"a": [0, 1, 0]}, refs={0: 2, 1: 1})),
         ("id out of range", _state(2, [0, 1]), _state(2, [0, 1, 2])),
         ("id out of range", _state(2, [0], [1]), _state(2, [0], [1, 7])),
+        # nobody else has the last block, for which a list takes -1
+        ("id out of range", _state(2, [0, 1]), _state(2, [0, -1])),
+        ("id out of range", _state(2, [0, 1]), _state(2, [0, 1], refs={-1: 0})),
         ("id out of range", _state(2, [0, 1]), _state(2, [0, 1], refs={2: 0})),
         ("id out of range", _state(2, [0, 1], tables={"a": []}), _state(2, [0, 1], tables={"a": [-1]})),
         ("id out of range", _state(2, [0, 1], tables={"a": []}), _state(2, [0, 1], tables={"a": [2]})),

@@ -1,6 +1,7 @@
 """Named answers to `paged_kv.block_allocator`."""
 
 from collections import Counter
+from typing import ClassVar
 
 import numpy as np
 
@@ -129,6 +130,19 @@ def too_few(reference):
             taken = super().allocate(n)
             self.free(taken[1:2])
             return taken[:1] + taken[2:]
+
+    return Answer
+
+
+@wrong("all pools have one list of free ids, which a new one fills", case="hands out free blocks")
+def one_list(reference):
+    class Answer(reference.BlockAllocator):
+        ids: ClassVar[list] = []
+
+        def __init__(self, num_blocks, block_size):
+            super().__init__(num_blocks, block_size)
+            self.ids[:] = self._free
+            self._free = self.ids
 
     return Answer
 

@@ -60,6 +60,51 @@ def one_peak(reference):
     return with_fold(reference, fold_block)
 
 
+def _filled(low):
+    def make(reference):
+        def fold_block(summary, scores, v):
+            return reference.fold_block(summary, scores.masked_fill(scores.isinf(), low), v)
+
+        return with_fold(reference, fold_block)
+
+    return make
+
+
+hundred = wrong("hidden scores are -100", case="far below zero")(_filled(-100.0))
+thousand = wrong("hidden scores are -1000", case="far below zero")(_filled(-1000.0))
+
+
+@wrong("the peak of hidden scores, too", case="large scores")
+def hidden_peak(reference):
+    def attention(q, k_cache, v_cache, tables, query_lens, context_lens, scale):
+        import torch
+
+        size, group, outs = k_cache.shape[1], q.shape[1] // k_cache.shape[2], []
+        for rows, table, context in zip(q.split(list(query_lens)), tables, context_lens, strict=True):
+            own = torch.arange(context - len(rows), context)[:, None]
+            peak = q.new_full((q.shape[1], len(rows)), -torch.inf)
+            total, mixed = torch.zeros_like(peak), torch.zeros_like(rows.transpose(0, 1))
+            for first in range(0, context, size):
+                keys = torch.arange(first, min(first + size, context))
+                block = (cache[table[first // size], : len(keys)] for cache in (k_cache, v_cache))
+                k, v = (x.repeat_interleave(group, dim=1) for x in block)
+                scores = torch.einsum("qhd,nhd->hqn", rows, k) * scale
+                higher = torch.maximum(peak, scores.amax(-1))
+                shrink, weights = torch.exp(peak - higher), torch.exp(scores - higher[..., None])
+                weights = weights.masked_fill(keys > own, 0.0)
+                added = torch.einsum("hqn,nhd->hqd", weights, v)
+                peak, total, mixed = higher, total * shrink + weights.sum(-1), mixed * shrink[..., None] + added
+            outs.append((mixed / total[..., None]).transpose(0, 1))
+        return torch.cat(outs)
+
+    return attention
+
+
+@wrong("an array of numpy instead of a tensor", case="one block")
+def numpy_array(reference):
+    return lambda *arguments: reference.paged_attention_blockwise(*arguments).numpy()
+
+
 def _scaled(reference, factor):
     def attention(*arguments):
         return reference.paged_attention_blockwise(*arguments[:-1], factor(arguments))

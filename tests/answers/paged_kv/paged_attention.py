@@ -6,7 +6,7 @@ from itertools import accumulate
 from servelab.answers import right, wrong
 
 
-def attention(expand=None, hidden=None, blocks=None, keep=None, clean=None, positions=None, factor=None):
+def attention(expand=None, hidden=None, blocks=None, keep=None, clean=None, positions=None, factor=None, weigh=None):
     """A straightforward `paged_attention` in which single steps can be replaced by wrong ones."""
 
     def paged_attention(q, k_cache, v_cache, block_tables, query_lens, context_lens, scale):
@@ -27,7 +27,7 @@ def attention(expand=None, hidden=None, blocks=None, keep=None, clean=None, posi
             masked = hidden(masked, own, torch.arange(len(k)), context) if hidden else masked
             used_scale = factor(scale, q.shape[2]) if factor else scale
             scores = torch.einsum("qhd,khd->hqk", q[start : start + query], k) * used_scale
-            weights = scores.masked_fill(masked, float("-inf")).softmax(-1)
+            weights = weigh(scores, masked) if weigh else scores.masked_fill(masked, float("-inf")).softmax(-1)
             outs.append(torch.einsum("hqk,khd->qhd", weights, v))
             start += query
         return torch.cat(outs)
@@ -178,6 +178,28 @@ def no_softmax(reference):
         return reference.paged_attention(q * 0, *rest)
 
     return reference.write_kv, paged_attention
+
+
+@wrong("softmax without the largest score: 0 / 0", case="softmax of the scores")
+def no_peak(reference):
+    def weigh(scores, masked):
+        weights = scores.masked_fill(masked, float("-inf")).exp()
+        return weights / weights.sum(-1, keepdim=True)
+
+    return _with(reference, weigh=weigh)
+
+
+def _filled(low):
+    return lambda reference: _with(reference, weigh=lambda scores, masked: scores.masked_fill(masked, low).softmax(-1))
+
+
+hundred = wrong("hidden scores are -100", case="softmax of the scores")(_filled(-100.0))
+thousand = wrong("hidden scores are -1000", case="softmax of the scores")(_filled(-1000.0))
+
+
+@wrong("an array of numpy instead of a tensor", case="softmax of the scores")
+def numpy_array(reference):
+    return reference.write_kv, lambda *arguments: reference.paged_attention(*arguments).numpy()
 
 
 @wrong("a list of rows instead of a tensor", case="softmax of the scores")

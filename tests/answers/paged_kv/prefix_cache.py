@@ -2,6 +2,7 @@
 
 import hashlib
 from collections import Counter, OrderedDict
+from typing import ClassVar
 
 import numpy as np
 
@@ -504,6 +505,20 @@ def share_free(base):
     return Answer
 
 
+@wrong("all caches have one dictionary, which a new one empties", case="finds cached prefixes")
+@_base
+def one_dictionary(base):
+    class Answer(base):
+        known: ClassVar[dict] = {}
+
+        def __init__(self, *sizes):
+            super().__init__(*sizes)
+            self.known.clear()
+            self._blocks_of = self.known
+
+    return Answer
+
+
 @wrong("never hits", case="finds cached prefixes")
 @_base
 def never(base):
@@ -715,6 +730,12 @@ def python_hash(parent, tokens, key, position):
     return hash((parent, tokens, key))
 
 
+@wrong("Python's hash of parent, tokens and key in one row, not verified", case="tells prompts apart")
+@_hashed
+def python_hash_in_a_row(parent, tokens, key, position):
+    return hash((parent, *tokens, key))
+
+
 @wrong("Python's hash at every block but the first", case="tells prompts apart")
 @_hashed
 def python_hash_later(parent, tokens, key, position):
@@ -741,6 +762,25 @@ def polynomial(parent, tokens, key, position):
     for token in tokens:
         digest = digest * 31 + token
     return digest, position, key
+
+
+def _polynomial(base, modulus=None):
+    def contents(parent, tokens, key, position):
+        digest = parent[0] if parent else 0
+        for token in tokens:
+            digest = digest * base + token
+        return digest % modulus if modulus else digest, position, key
+
+    return _hashed(contents)
+
+
+polynomial_prime = wrong("a polynomial hash modulo a prime, not verified", case="tells prompts apart")(
+    _polynomial(131, 10**9 + 7)
+)
+polynomial_large = wrong("a polynomial hash modulo 2**61 - 1, not verified", case="tells prompts apart")(
+    _polynomial(1_000_003, 2**61 - 1)
+)
+polynomial_digits = wrong("tokens as digits of a number in base 2**17", case="tells prompts apart")(_polynomial(2**17))
 
 
 @wrong("only the last token of a block counts", case="tells prompts apart")
@@ -894,6 +934,30 @@ def not_counted(base):
     return Answer
 
 
+@wrong("a hit is revived as a whole or not at all: its head decides", case="revives cached blocks")
+@_base
+def head_decides(base):
+    class Answer(base):
+        def share(self, blocks):
+            queue = self._cached.copy()
+            super().share(blocks)
+            if blocks and self._holders[blocks[0]] > 1:
+                self._cached = queue
+
+    return Answer
+
+
+@wrong("share refuses held blocks and free ones in one list", case="revives cached blocks")
+@_base
+def mixed_refused(base):
+    class Answer(base):
+        def share(self, blocks):
+            self._require(self._is_held if any(map(self._is_held, blocks)) else self._has_contents, blocks)
+            super().share(blocks)
+
+    return Answer
+
+
 @wrong("share refuses a cached block that nobody holds", case="revives cached blocks")
 @_base
 def share_refuses(base):
@@ -999,6 +1063,30 @@ def head_first(base):
     class Answer(base):
         def free(self, blocks):
             super().free(list(reversed(blocks)))
+
+    return Answer
+
+
+@wrong("of one call's blocks the deepest in its prompt is evicted first", case="evicts the least recently used")
+@_base
+def by_depth(base):
+    class Answer(base):
+        def insert(self, tokens, blocks, key=None):
+            super().insert(tokens, blocks, key)
+            self.depth = getattr(self, "depth", {}) | {block: depth for depth, block in enumerate(blocks)}
+
+        def free(self, blocks):
+            super().free(sorted(blocks, key=lambda block: getattr(self, "depth", {}).get(block, 0)))
+
+    return Answer
+
+
+@wrong("of one call's blocks the highest id is evicted first", case="evicts the least recently used")
+@_base
+def by_id(base):
+    class Answer(base):
+        def free(self, blocks):
+            super().free(sorted(blocks))
 
     return Answer
 
@@ -1151,6 +1239,26 @@ def deleted_twice(base):
                 raise ValueError
             for block, digest in zip(blocks, hashes, strict=False):
                 self._hash_of[block], self._blocks_of[digest] = digest, {block: None}
+
+    return Answer
+
+
+@wrong("an old duplicate takes the entry of a newer one along", case="lives with duplicates")
+@_base
+def takes_along(base):
+    class Answer(base):
+        def insert(self, tokens, blocks, key=None):
+            hashes = self._hashes(tokens, key)
+            super().insert([], blocks, key)
+            if len(blocks) < len(hashes):
+                raise ValueError
+            for block, digest in zip(blocks, hashes, strict=False):
+                self._hash_of[block], self._blocks_of[digest] = digest, {block: None}
+
+        def _evict(self):
+            block, _ = self._cached.popitem(last=False)
+            self._blocks_of.pop(self._hash_of.pop(block), None)
+            return block
 
     return Answer
 

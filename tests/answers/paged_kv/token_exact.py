@@ -238,6 +238,39 @@ def never_ends(base):
     return Answer
 
 
+def _numbered(copied=lambda number: True, ends=lambda token, eos, number, tokens: token == eos):
+    """A `generate` that knows the number of its pass."""
+
+    def make(reference):
+        def generate(model, pages, table, tokens, max_tokens):
+            loop, new = Loop(reference), [*tokens][table.num_tokens :]
+            for number in range(max_tokens):
+                start, copies = table.num_tokens, table.append(len(new))
+                if copied(number):
+                    loop.copy(pages, copies)
+                batch = FlatBatch(**loop.fields(table, new, start))
+                token = loop.choose(model, loop.forward(model, pages, batch, table))
+                yield token
+                if ends(token, model.config.eos_token_id, number, tokens):
+                    return
+                new = [token]
+
+        return _answers(reference, generate)
+
+    return make
+
+
+not_at_first = wrong("end-of-sequence is not looked for in the first pass", case="stops in time")(
+    _numbered(ends=lambda token, eos, number, tokens: number > 0 and token == eos)
+)
+in_the_prompt = wrong("end-of-sequence in the prompt ends the answer", case="stops in time")(
+    _numbered(ends=lambda token, eos, number, tokens: eos in [*tokens, token])
+)
+early_copies = wrong("copies before the first pass only", case="a fork goes on")(
+    _numbered(copied=lambda number: number == 0)
+)
+
+
 @wrong("end-of-sequence is not a token of the answer", case="stops in time")
 @_loop
 def silent_end(base):

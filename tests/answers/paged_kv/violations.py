@@ -141,6 +141,41 @@ def negative_index(reference):
     return violations
 
 
+@wrong("an IndexError tells which ids do not exist", case="id out of range")
+def index_error(reference):
+    def violations(s):
+        n, found = s["num_blocks"], []
+        places, holders, refs = [0] * n, [0] * n, [0] * n
+
+        def add(counts, block, number=1):
+            try:
+                counts[block] += number
+            except IndexError:
+                found.append(f"block {block}")
+
+        for block in [*s["free"], *s["cached"]]:
+            add(places, block)
+        for table in s["tables"].values():
+            found.extend(["twice"] * (len(set(table)) < len(table)))
+            for block in set(table):
+                add(holders, block)
+        for block, count in s["refs"].items():
+            add(refs, block, count)
+        found += [f"block {b}" for b in range(n) if places[b] + (holders[b] > 0) != 1 or refs[b] != holders[b]]
+        return found
+
+    return violations
+
+
+@wrong("only ids past the end are out of range", case="id out of range")
+def past_the_end(reference):
+    def violations(s):
+        lost = {"free": [b for b in s["free"] if b >= 0], "refs": {b: n for b, n in s["refs"].items() if b >= 0}}
+        return reference.violations({**s, **lost})
+
+    return violations
+
+
 @wrong("only blocks of the pool are looked at", case="id out of range")
 def range_ignored(reference):
     return lambda s: [line for line in reference.violations(s) if "does not exist" not in line]
