@@ -301,11 +301,25 @@ def _unproven(exercise: Exercise, answers: tuple) -> str:
     for answer in answers:
         used |= {kind.__name__ for kind in answer.__mro__[1:]} if isinstance(answer, type) else set()
         used |= {name for code in _codes(answer) for name in _names(code)}
-    others = [exercises.find(name) for name in exercises.names(exercise.unit) if name != exercise.name]
-    open_ = [other for other in others if used & set(other.own) and kept_result(other.name).get("fraction") != 1]
-    called = [name for other in open_ for name in other.own if name in used]
-    verb = "has" if len(called) == 1 else "have"
-    return f"This uses {', '.join(called)}, which {verb} not passed yet: the fault may be there." if called else ""
+    open_: dict[str, list[str]] = {}
+    for other in (exercises.find(name) for name in exercises.names(exercise.unit) if name != exercise.name):
+        called = [name for name in other.own if name in used]
+        if called and (why := _doubt(other)):
+            open_.setdefault(why, []).extend(called)
+    said = (
+        f"{', '.join(called)}, which {'has' if len(called) == 1 else 'have'} {why}" for why, called in open_.items()
+    )
+    return f"This uses {'; '.join(said)}: the fault may be there." if open_ else ""
+
+
+def _doubt(exercise: Exercise) -> str:
+    """Why the answers to an exercise, as they are defined now, are not known to be right; empty if they are."""
+    kept = kept_result(exercise.name)
+    if kept.get("fraction") != 1:
+        return "not passed yet"
+    defined = getattr(_shell(), "user_ns", {})
+    now = _source(exercise, tuple(defined.get(name) for name in exercise.answers))
+    return "changed since it passed" if now and kept.get("source") not in ("", now) else ""
 
 
 def _names(code: CodeType) -> Iterator[str]:

@@ -62,7 +62,7 @@ class Case:
     """A case as one judged challenge left it.
 
     ``message`` says what was expected, what came, and at which step; ``hint`` is the one to open, where this failure
-    tells more than the case's own.
+    tells more than the case's own; 0 if none helps.
     """
 
     name: str

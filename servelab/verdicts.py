@@ -45,7 +45,7 @@ class Shown:
             return ""
         if case.failure_hint is None and ("your code raised" in case.message or "not written yet" in case.message):
             return ""
-        return f"Hint {case.hint} of this exercise is about this."
+        return f"Hint {case.hint} of this exercise is about this." if case.hint else ""
 
     @property
     def failing_input_title(self) -> str:

@@ -291,6 +291,32 @@ def test_a_fault_may_lie_in_a_part_that_has_not_passed(work_folder, monkeypatch,
     assert "This uses Scheduler, which has not passed yet" in capsys.readouterr().out
 
 
+def test_a_fault_may_lie_in_a_part_that_has_changed_since_it_passed(work_folder):
+    (work_folder / "02").mkdir()
+    with contextlib.chdir(work_folder / "02"):
+        outputs = run(
+            {
+                "given": "from servelab.checking import check\nfrom servelab.reference import static_batching as ours",
+                "part": "def static_schedule(*given):\n    return ours.static_schedule(*given)",
+                "passes": "check('static_batching.static_schedule', static_schedule)",
+                "user": "def fcfs_steps(*given):\n    return [static_schedule for _ in given]",
+                "before": "check('static_batching.fcfs_steps', fcfs_steps)",
+                "changed": "def static_schedule(*given):\n    return []",
+                "after": "check('static_batching.fcfs_steps', fcfs_steps)",
+            }
+        )
+    assert "the fault may be there" not in verdict(outputs["before"])["text/plain"]
+    said = "This uses static_schedule, which has changed since it passed: the fault may be there."
+    assert said in verdict(outputs["after"])["text/plain"]
+
+
+def test_a_failure_may_name_no_hint():
+    found = exercise.find(NAME)
+    probes = checking.public_probes(found)
+    case = exercise.CaseVerdict(found.cases[0], 1, "wrong", 0, failure_hint=0)
+    assert verdicts.Shown(found, probes, exercise.Verdict(NAME, (case,))).hint == ""
+
+
 def test_nothing_is_kept_outside_the_work_folder(work_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     check(NAME, slot_utilisation)
