@@ -84,9 +84,10 @@ from servelab.serving import PagedKV, Request, SchedulerConfig, StepPlan
 # | vocabulary | 49,152 | 256 |
 #
 # SmolLM2 is slow on a CPU, and wants memory: 0.5 GB in float32, 1.1 GB in float64, and 1 GB for the fast parts of section 2.
-# Cells that take longer than a few seconds with it say so; the next one takes ten or more, to read the model. The times are for
-# two cores; if other programs run, they are longer. The checks are the same for both models. To serve the tiny one all the
-# same, set `real` to False here.
+# Cells that take longer than a few seconds with it say so; the next one takes ten or more, to read the model. The times are
+# those of two cores with nothing else to do; on a busy machine they may be ten times as long. Interrupting such a cell is safe:
+# go on, or run it again later; only what shows its results needs it. The checks are the same for both models. To serve the tiny
+# one all the same, set `real` to False here.
 
 # %%
 real = True
@@ -150,7 +151,8 @@ from servelab.plots import iterations
 #
 # Write `Engine`. `step` asks the scheduler for one plan, and makes one forward pass for it. (If no request is there, it need
 # not ask.) If the plan schedules nothing, there is no pass, and `finish_step` is not called. The scheduler ends answers:
-# `finish_step` says whose token was the last, because of EOS or of `max_tokens`.
+# `finish_step` says whose token was the last, because of EOS or of `max_tokens`. A server runs for months, so keep nothing of a
+# request that has left.
 #
 # The check plays plans like those above. Its last case serves w16 and w32, the two workloads of section 2, with your
 # `Scheduler` of unit 04 and a very small model: 255 and 319 decode steps, the tokens of the plain loop, and all blocks free at
@@ -159,8 +161,9 @@ from servelab.plots import iterations
 # <details><summary>Hint 1: the order of things in a step</summary>
 #
 # Ask for the plan. Whoever was preempted has nothing computed any more, also if nothing is scheduled. If something is, make
-# the flat batch of all known tokens, run the model once, and note what is computed now. Take the scores, tell the scheduler,
-# and write the new tokens behind the known ones, where the next step finds them.
+# the flat batch of all known tokens, run the model once, and note what is computed now. Take the scores, and of each row the
+# likeliest token, as a plain int. Tell the scheduler, write the new tokens behind the known ones, where the next step finds
+# them, and return all of them in one list.
 #
 # </details>
 # <details><summary>Hint 2: which rows</summary>
@@ -247,8 +250,8 @@ class Engine:
     def step(self) -> list[NewToken]:
         """Make one step and return the tokens that it gave, in any order.
 
-        The likeliest token is taken (greedy). A request of which known tokens are left to compute gets none. A step
-        whose plan schedules nothing is not run: no forward pass, and no ``finish_step``.
+        The likeliest token is taken (greedy), as an int. A request gets no token while some of its known tokens are
+        still not computed. A step whose plan schedules nothing is not run: no forward pass, and no ``finish_step``.
         """
         ### BEGIN SOLUTION
         plan = self.scheduler.schedule()
@@ -300,13 +303,14 @@ print("the plain loop: a:", answer([11, 12, 13], 3), "b:", answer([21, 22, 23, 2
 # And with the real parts: three schedulers of yours, memory that is ample or tight, prompts whole or in chunks. Every answer
 # has to be the plain loop's, to the token. In float64 two scores are hardly ever so close that the order of a sum decides.
 #
-# (With SmolLM2 answers are shorter here, and the two cells take half a minute to a minute.)
+# (With SmolLM2 answers are shorter here, and the two cells take half a minute to a minute; on a busy machine several minutes.)
 
 # %%
 exact = model_here(torch.float64, real)
 most, chunk = (24, 7) if exact.name == "the tiny model" else (8, 24)  # tokens of an answer, and of a small budget
 questions = ["What is a block?", "Who is preempted?", "Why?", "What is in the cache?"]
 prompts = {f"r{n}": exact.encode(text) for n, text in enumerate(questions)}
+print(f"the plain loop: {len(prompts)} answers, one after another", flush=True)
 plain = {id: list(greedy(exact.model, tokens, most)) for id, tokens in prompts.items()}
 asked = [(Request(id, len(tokens), most), tokens) for id, tokens in prompts.items()]
 room = -(-(max(map(len, prompts.values())) + most - 1) // 8)  # blocks of 8 for the longest
@@ -318,10 +322,11 @@ def serve_all(scheduler_class: type, num_blocks: int, budget: int) -> None:
     config = SchedulerConfig(4, budget, eos_token_id=exact.tokenizer.eos_token_id)
     scheduler = WatchedScheduler(scheduler_class(config, kv), kv)
     pages = Pages.of(exact.model, num_blocks, 8, paged_kv)
+    print(f"{scheduler_class.__name__}, {num_blocks} blocks, budget {budget}:", end=" ", flush=True)
     served, said = serve(Engine(exact.model, scheduler, kv, pages), scheduler, asked)
     lost = sum(len(step.preempted) for step in served.steps)
-    print(f"{scheduler_class.__name__}, {num_blocks} blocks, budget {budget}: {len(served.steps)} steps,", end=" ")
-    print(f"preempted: {lost}, as the plain loop: {said == plain}, blocks free again: {kv.num_free}")
+    print(f"{len(served.steps)} steps, preempted: {lost},", end=" ")
+    print(f"as the plain loop: {said == plain}, blocks free again: {kv.num_free}")
 
 
 # %%
@@ -399,7 +404,7 @@ explore(draw, **{name: IntSlider(*limits, continuous_update=False) for name, lim
 #
 # w16 with your engine. A bar shows how far it is, and below it the last 100 characters of three answers, one of each length.
 # Since EOS is ignored, an answer may go on behind its end; SmolLM2 then makes up the next turn of the chat.
-# (Half a minute to a minute with SmolLM2.)
+# (Half a minute to a minute with SmolLM2. The bar stays at 0 until the first step is done: that one computes all prompts.)
 
 # %%
 from servelab.llm.engine import decode_steps, workload
@@ -433,7 +438,7 @@ runs = {"w16": run_workload("w16", here.model, Pages.of(here.model, 128, 16, pag
 # takes all decoding requests at once, and reads the block tables once a step, not once a layer. Your engine, your scheduler and
 # your block tables stay as they are.
 #
-# With these parts w16 comes again, and w32 both ways. (About two minutes with SmolLM2.)
+# With these parts w16 comes again, and w32 both ways. (About two minutes with SmolLM2, many more on a busy machine.)
 
 # %%
 from servelab.llm.fast_attention import fast_pages
@@ -477,6 +482,8 @@ display(Markdown("\n".join(rows)))
 # | continuous, your kind of parts | 20.7 | 26.1 |
 # | Hugging Face transformers, static | 10.1 | 12.7 |
 # | Hugging Face transformers, continuous | 15.9 | 18.8 |
+#
+# w16 is one batch of 16 on 16 slots. Both ways make the same steps there: 33.0 and 35.4 are two measurements of the same work.
 
 # %% [markdown]
 # ### KV use over time
@@ -559,10 +566,11 @@ def rank_model(config: LLMConfig, weights: Weights, comm: Communicator) -> LLM:
     Parameters
     ----------
     config : LLMConfig
-        Of the whole model. The rank's model has it with the rank's numbers of query and KV heads.
+        Of the whole model. The rank's model has it with the rank's numbers of query and KV heads. ``intermediate_size``
+        may be the whole one or the rank's; all else is as it was, for each rank holds hidden states of full width.
     weights : dict of str to Tensor
-        Of the whole model, named and shaped as ``config.shapes()`` says; not changed. What the rank keeps of a weight
-        that is split is a tensor of its own.
+        Of the whole model, named and shaped as ``config.shapes()`` says. Neither the tensors nor the dictionary change:
+        other ranks may read the same. What the rank keeps of a weight that is split is a tensor of its own, and no more.
     comm : Communicator
         The group. The rank's model adds up partial sums with it.
 
@@ -588,8 +596,8 @@ def rank_model(config: LLMConfig, weights: Weights, comm: Communicator) -> LLM:
 
 
 # %% [markdown]
-# Try it: the engine of exercise 1 on 1, 2 and 4 simulated ranks, over the all-reduce of unit 05. Rank 0 reports. (With its 9
-# query and 3 KV heads SmolLM2 goes onto 3 ranks. Simulated ranks take turns, so they are no faster: about ten seconds.)
+# Try it: the engine of exercise 1 on 1, 2 and 4 simulated ranks, over the all-reduce of unit 05. Rank 0 reports. (SmolLM2 is
+# served on 1 and 3 ranks here. Simulated ranks take turns, so they are no faster: about ten seconds on two free cores.)
 
 # %%
 from servelab.ranks import SimCluster
@@ -616,10 +624,11 @@ def serve_on_a_rank():
 
 
 for size in (1, 3) if Whole.config.num_kv_heads == 3 else (1, 2, 4):
+    print(f"ranks: {size};", end=" ", flush=True)
     run = SimCluster(size, timeout=900).run(serve_on_a_rank)
     said, numbers = run.values[0]
     same = all(said[id] == plain[id] for id in said)
-    print(f"{size} ranks: as the plain loop: {same}; weights on rank 0: {numbers:,};", end=" ")
+    print(f"as the plain loop: {same}; weights on rank 0: {numbers:,};", end=" ")
     print(f"all-reduces: {len(run.collectives(0))}")
 
 # %% nbgrader={"grade_id": "rank-model-check", "grade": true, "locked": true, "points": 20}
@@ -673,9 +682,9 @@ else:
 #
 # One all-reduce of the 8 requests' hidden states, [8, 576], took 1.1 to 1.2 ms.
 #
-# Each rank has a third of the arithmetic. But a step has 60 all-reduces, two in each layer, and every one of them waits for the
-# slowest rank; and where three processes share two cores, one of them always waits for its turn. Tensor parallelism pays where
-# each rank has a device of its own, links are fast and weights are large. Here it is a test of correctness.
+# Each rank has a third of the arithmetic. But a step has 60 all-reduces, two in each layer, and where three processes share two
+# cores, one of them always waits for its turn; section 6 asks what the one has to do with the other. Tensor parallelism pays
+# where each rank has a device of its own, links are fast and weights are large. Here it is a test of correctness.
 
 # %% [markdown]
 # ## 4. What need not be computed
@@ -700,7 +709,7 @@ else:
 # |---|---|---|---|---|---|
 # | 1 | 6 of b | 0 | 8 | nothing | |
 # | 2 | 5 of b | 6 | 8 | 3: tokens 8, 9 and 10 | yes |
-# | 3 | 1 of b | 11 | | 1: token 11 | yes |
+# | 3 | 1 of b | 11 | 8 | 1: token 11 | yes |
 #
 # The table of `b` is two blocks long after step 1, and three after step 2.
 
@@ -713,7 +722,8 @@ else:
 #
 # **When is a block remembered?** When its KV has been computed: after the forward pass, and before the scheduler hears of the
 # step's end, because that is when a finished request gives its blocks back. A block that is only reserved, or full but for the
-# token that was just sampled, is not computed yet. After every step the pool knows all full blocks that are.
+# token that was just sampled, is not computed yet. After every step the pool knows all full blocks that have
+# been computed.
 
 # %% [markdown]
 # ### Your task (about 45 minutes)
@@ -722,7 +732,8 @@ else:
 # to which it has references, as those of `match` have; its `reserve` appends to a table that is there. If there is no room,
 # your `reserve` raises and leaves everything as it was, also the references that `match` took.
 #
-# `CachedEngine` may build on your `Engine`, or be written anew. The check looks at the tokens, at the number of tokens in each
+# `CachedEngine` inherits from your `Engine`, of which it needs another `step`, or another of the methods that `step` calls; the
+# cell shows only where it begins. It may also be written anew. The check looks at the tokens, at the number of tokens in each
 # forward pass, and at how many blocks are in use.
 #
 # <details><summary>Hint 1: two counts</summary>
@@ -844,7 +855,8 @@ cached_engine.play(CachedKV, CachedEngine, plans, block_size=4, eos=-1)
 print("the plain loop: b:", answer([*common, 20, 21], 2))
 
 # %% [markdown]
-# And a chat: each turn begins with all the turns before it, and with their answers. (About ten seconds with SmolLM2.)
+# And a chat: each turn begins with all the turns before it, and with their answers. (About ten seconds with SmolLM2 on two free
+# cores, minutes on a busy machine.)
 
 # %%
 kv = CachedKV(paged_kv.PrefixCache(num_blocks=64, block_size=8))
@@ -855,9 +867,10 @@ talk = exact.encode("What is a block?")
 for question in ("And who frees it?", "When?", "Why?"):
     blocks, found = kv.pool.match(talk)
     kv.pool.free(blocks)
+    print(f"a prompt of {len(talk)} tokens, found: {found},", end=" ", flush=True)
     _, said = serve(engine, scheduler, [(Request("turn", len(talk), most), talk)])
     same = said["turn"] == list(greedy(exact.model, talk, most))
-    print(f"a prompt of {len(talk)} tokens, found: {found}, as the plain loop: {same}")
+    print(f"as the plain loop: {same}")
     talk = [*talk, *said["turn"], *exact.encode(question)]
 
 # %% nbgrader={"grade_id": "cached-engine-check", "grade": true, "locked": true, "points": 20}
@@ -1033,7 +1046,8 @@ server.close()
 # - **fewest steps**: w32 on 8 slots, in any order and with any scheduler: what is the smallest possible number of decode steps,
 #   if the first step decodes nobody?
 # - **ranks of SmolLM2**: what is the largest number of ranks that SmolLM2-135M can be split over, as `rank_model` splits it?
-# - **all-reduces a step**: how many all-reduces does a decode step of SmolLM2 have on 3 ranks?
+# - **numbers a step**: 8 requests are decoded with SmolLM2 on 3 ranks. How many numbers does each rank hand over to all-reduces
+#   in one step, all of them together?
 # - **slower on ranks**, **who gains**, **other tokens**: see A, B and C below.
 
 # %% [markdown]
@@ -1070,7 +1084,7 @@ answers = {
     "sorted and static": None,  # a number
     "fewest steps": None,  # a number
     "ranks of SmolLM2": None,  # a number
-    "all-reduces a step": None,  # a number
+    "numbers a step": None,  # a number
     "slower on ranks": None,  # "a", "b" or "c"
     "who gains": None,  # "a", "b" or "c"
     "other tokens": None,  # "a", "b" or "c"
@@ -1079,7 +1093,7 @@ answers = {
 answers["sorted and static"] = 300
 answers["fewest steps"] = 255
 answers["ranks of SmolLM2"] = 3
-answers["all-reduces a step"] = 60
+answers["numbers a step"] = 276480
 answers["slower on ranks"] = "b"
 answers["who gains"] = "a"
 answers["other tokens"] = "c"

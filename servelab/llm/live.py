@@ -58,6 +58,7 @@ class Live:
         seconds = perf_counter() - self.begin
         rate, full = self.count / max(seconds, 1e-9), WIDTH * self.count // self.total
         left = f"{(self.total - self.count) / rate:.0f} s left" if 0 < self.count < self.total else f"{seconds:.1f} s"
+        left = left if self.count else "the first step computes the prompts"
         bar = f"[{'#' * full}{'.' * (WIDTH - full)}] {self.count} of {self.total} tokens, {rate:.0f} tokens/s, {left}"
         rows = [f"  {prompt!r} -> {self.texts[id][-SHOWN:]!r}" for id, prompt in self.prompts.items()]
         return "\n".join([bar, *rows])

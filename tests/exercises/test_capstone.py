@@ -1,5 +1,6 @@
 """Unit 11: what a learner reads when an engine goes wrong."""
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -92,7 +93,7 @@ def test_the_workloads_take_the_steps_that_the_unit_says(capsys):
     ("name", "value", "message"),
     [
         ("step", lambda self: None, "w16: step 0: step() returned an object of type NoneType"),
-        ("step", lambda self: [], "w16: after 1000 calls of step() 16 requests are unfinished"),
+        ("step", lambda self: [], "w16: unfinished after 1000 calls of step(): 16 requests"),
         ("step", lambda self: {}["a"], "w16: step 0: step() raised KeyError: 'a'"),
         ("add", lambda self, request, prompt: {}["a"], "w16: add('r00') raised KeyError: 'a'"),
         ("num_unfinished", 0, "w16: expected 255 decode steps, got 0"),
@@ -303,7 +304,35 @@ def test_kv_heads_that_are_cut_are_named():
         )
 
     message, _ = first_failure("rank_model", cut)
-    assert "layers.0.k has 2 rows on this rank, which are no whole heads of size 4" in message
+    assert message == "layers.0.k on rank 0 of 4: expected shape [4, 8], got [2, 8]"
+    _, _, verdict = judged("rank_model", cut)
+    assert failed(verdict) == ["KV heads are copied"] and verdict.first_failure.hint == 2
+
+
+def test_a_weight_that_is_cut_the_other_way_is_named(capsys):
+    def cut(config, weights, comm):
+        mine = reference.rank_model(config, weights, comm)
+        queries = {name: tensor_parallel.shard(weights[name], 1, comm) for name in weights if name.endswith(".q")}
+        return LLM(mine.config, mine.weights | queries, comm)
+
+    message, listing = first_failure("rank_model", cut)
+    assert message == "layers.0.q on rank 0 of 2: expected shape [8, 16], got [16, 8]"
+    exec(listing, {"rank_model": cut})
+    assert "'layers.0.q': [16, 8]" in capsys.readouterr().out
+
+
+def test_what_a_rank_keeps_or_takes_beside_its_part_is_listed(capsys):
+    def keeps(config, weights, comm):
+        mine = reference.rank_model(replace(config, hidden_size=8), dict(weights), comm)
+        mine.beside = weights.pop("layers.0.q")
+        return mine
+
+    ranks.play(keeps, 2, [3, 1, 4, 1, 5])
+    line = capsys.readouterr().out.splitlines()[1]
+    assert "weights that were changed or are gone: ['layers.0.q']" in line
+    assert "whole weights kept beside: ['layers.0.q']; config.hidden_size: 8; " in line
+    ranks.play(lambda config, weights, comm: None, 2, [3, 1, 4, 1, 5])
+    assert "rank 1: rank_model returned an object of type NoneType, not a model" in capsys.readouterr().out
 
 
 def test_the_listing_runs_whatever_the_model(capsys):

@@ -289,7 +289,8 @@ def compare(asked: dict, got: list, want: list) -> dict[str, str]:
             return found | {kind: found.get("events", broken) for kind in KINDS if kind not in found}
         there = right["unfinished"]
     left, due = got[-1]["used"], want[-1]["used"]
-    return found if left == due else found | {"left": f"{due} blocks should be in use at the end, not {left}"}
+    message = f"{counted(due, 'block')} should be in use at the end, not {left}"
+    return found if left == due else found | {"left": message}
 
 
 def _lost(steps: list[dict]) -> str:
@@ -311,18 +312,20 @@ def _problems(asked: dict, mine: dict, right: dict, there: int) -> Iterable[tupl
     passes, rows = (_count(mine["calls"], name) for name in ("forward", "logits"))
     due, most = _count(right["calls"], "forward"), len(asked["scheduled"])
     if len(passes) != len(due) or mine["plans"] not in ((1,) if there else (0, 1)):
-        yield "passes", f"{plan}: expected 1 plan and {len(due)} forward passes, got {mine['plans']} and {len(passes)}"
+        expected = f"expected 1 plan and {counted(len(due), 'forward pass')}"
+        yield "passes", f"{plan}: {expected}, got {mine['plans']} and {len(passes)}"
     elif sum(passes) != sum(due):
-        yield "computed", f"{plan}: expected {sum(due)} tokens in the forward pass, got {sum(passes)}"
+        yield "computed", f"{plan}: expected {counted(sum(due), 'token')} in the forward pass, got {sum(passes)}"
     if sum(rows) > most:
-        yield "rows", f"{plan}: {sum(rows)} rows of logits were computed for {most} requests"
+        yield "rows", f"{plan}: {counted(sum(rows), 'row')} of logits were computed for {counted(most, 'request')}"
     if mine["given"] != right["given"]:
         harmless = not right["given"] and not any(mine["given"])  # told of a step in which nothing was computed
         said = f"expected {_calls(right['given'])}; {_calls(mine['given'], 'was')}"
         yield "idle" if harmless else "given", f"{plan}: {said}"
     if mine["used"] != right["used"]:
         lacking = "".join(f" (reserve for {id} raised OutOfBlocks)" for id in mine["blocked"][:1])
-        yield "used", f"{plan}{lacking}: {right['used']} blocks should be in use afterwards, not {mine['used']}"
+        due = f"{counted(right['used'], 'block')} should be in use afterwards"
+        yield "used", f"{plan}{lacking}: {due}, not {mine['used']}"
     if mine["blocked"] != right["blocked"]:
         came, due = (f"reserve {_without_room(run['blocked'])}" for run in (mine, right))
         yield "blocked", f"{plan}: {came}; expected: {due}"
@@ -336,7 +339,7 @@ def _event_problems(event: list, now: dict, due: dict) -> Iterable[tuple[str, st
         came = f"it raised {now['message']}" if "raised" in now else "nothing was raised"
         yield "events", f"{named}: expected {due.get('raised', 'no error')}, {came}"
     elif now["used"] != due["used"]:
-        yield "used", f"{named}: {due['used']} blocks should be in use afterwards, not {now['used']}"
+        yield "used", f"{named}: {counted(due['used'], 'block')} should be in use afterwards, not {now['used']}"
     elif now["unfinished"] != due["unfinished"]:
         yield "unfinished", f"{named}: expected {due['unfinished']} unfinished afterwards, got {now['unfinished']}"
 
@@ -368,6 +371,11 @@ def _without_room(blocked: list[str]) -> str:
 
 def _count(calls: list, name: str) -> list[int]:
     return [size for called, size in calls if called == name]
+
+
+def counted(number: Any, noun: str) -> str:
+    """A number of things: 1 block, 2 blocks."""
+    return f"{number} {noun}{'' if str(number) == '1' else 'es' if noun.endswith('s') else 's'}"
 
 
 def _planned(asked: dict) -> str:
@@ -453,6 +461,6 @@ def print_runs(asked: dict, transcript: dict) -> None:
             for id in record["blocked"]:
                 print(f"  reserve {id}: OutOfBlocks")
             passes, came = _count(record["calls"], "forward"), _listed(record["new"])
-            left = f"{record['used']} blocks in use, {record['unfinished']} unfinished"
+            left = f"{counted(record['used'], 'block')} in use, {record['unfinished']} unfinished"
             lost = f", {' and '.join(plan['preempted'])} preempted" if plan["preempted"] else ""
             print(f"step {at}: {_planned(plan) or 'nothing'} planned{lost} -> {came}; passes {passes}; {left}")

@@ -150,7 +150,8 @@ def _problem(got: dict, want: dict) -> tuple[str, int | None]:
     if "raised" in got:
         return got["raised"], None
     if got["unfinished"]:
-        return f"after {got['steps']} calls of step() {text(got['unfinished'])} requests are unfinished", None
+        left = script.counted(text(got["unfinished"]), "request")
+        return f"unfinished after {got['steps']} calls of step(): {left}", None
     for count, name in COUNTS.items():
         if got[count] != want[count]:
             idle = got["steps"] - got["plans"] if count == "steps" else 0
@@ -161,11 +162,11 @@ def _problem(got: dict, want: dict) -> tuple[str, int | None]:
         if mine != right:
             at = next((n for n, (one, other) in enumerate(zip(mine, right, strict=False)) if one != other), None)
             if at is None:
-                return f"the answer of {id} should have {len(right)} tokens, not {len(mine)}", 2
+                return f"the answer of {id} should have {script.counted(len(right), 'token')}, not {len(mine)}", 2
             return f"{id}, token {at} of the answer: expected {right[at]}, got {script.token_text(mine[at])}", 2
     if got["answers"].keys() != want["answers"].keys():
         return f"a token for {text(next(iter(got['answers'].keys() - want['answers'].keys())))}, who is unknown", None
-    return (f"{got['used']} blocks are in use at the end", None) if got["used"] else ("", None)
+    return (f"still in use at the end: {script.counted(got['used'], 'block')}", None) if got["used"] else ("", None)
 
 
 def play(Engine, workload: str, seed: int) -> None:
@@ -177,7 +178,8 @@ def play(Engine, workload: str, seed: int) -> None:
     if "raised" in ran:
         print(ran["raised"])
     counts = ", ".join(f"{ran[count]} {name}" for count, name in COUNTS.items())
-    print(f"{workload}: {counts}; at the end {ran['unfinished']} unfinished, {ran['used']} blocks in use")
+    left = script.counted(ran["used"], "block")
+    print(f"{workload}: {counts}; at the end {ran['unfinished']} unfinished, {left} in use")
     todo = requests(workload)
     want = {request.id: list(greedy(small, prompt, request.max_tokens)) for request, prompt in todo}
     thread.report(workload, ran["answers"], want)

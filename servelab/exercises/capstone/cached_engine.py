@@ -10,6 +10,7 @@ from servelab.exercises.capstone._script import add, answer, challenge, prompt, 
 
 ANSWERS = ("CachedKV", "CachedEngine")
 PLAIN, FOUND, LAST = "strangers are served as before", "found tokens are not computed", "the last token is computed"
+LEFT = "a finished request's blocks are found"
 FINISHED, PARTS = "only what was computed is found", "chunks of found tokens"
 TURNS, PREEMPTED = "answers are found, too", "a preempted request finds its blocks"
 SHARED, ROOM, AGAIN = "what is shared needs no room", "no room changes nothing", "an id comes again"
@@ -17,6 +18,7 @@ DRAWN = "a random run"
 CASES = (
     CaseSpec(PLAIN, hint=1, weight=2),
     CaseSpec(FOUND, hint=1, weight=3),
+    CaseSpec(LEFT, hint=3),
     CaseSpec(LAST, hint=1),
     CaseSpec(FINISHED, hint=3, weight=2),
     CaseSpec(PARTS, hint=2, weight=2),
@@ -32,8 +34,8 @@ JUDGED = ("tokens", "events", "unfinished", "given", "passes", "computed", "rows
 
 def challenges(rng: Random) -> list[dict]:
     """Directed runs with blocks of 4, then random ones."""
-    runs = [_plain(rng), _found(rng), _last(rng), *_finished(rng), *_parts(rng), *_turns(rng), *_preempted(rng)]
-    runs += [_shared(rng), *_room(rng), _again(rng)]
+    runs = [_plain(rng), _found(rng), _left(rng), _last(rng), *_finished(rng), *_parts(rng), *_turns(rng)]
+    runs += [*_preempted(rng), _shared(rng), *_room(rng), _again(rng)]
     begin = prompt(rng, 9)
     sizes = (2, 0.0, 0.0), (3, 0.15, 0.0), (4, 0.1, 0.1)  # of a block; chances of preemption and abort
     return runs + [script.drawn(rng, DRAWN, 8, size, lost, gone, begin) for size, lost, gone in sizes]
@@ -52,9 +54,17 @@ def _found(rng: Random) -> dict:
     return challenge(FOUND, [*steps, step({})])
 
 
+def _left(rng: Random) -> dict:
+    """The first is finished by the step that computes its blocks, and gives them back as the scheduler hears of it."""
+    common = prompt(rng, 9)
+    a, b = add("a", common, 1), add("b", [*common, *prompt(rng, 2)], 2)
+    return challenge(LEFT, [step({"a": 9}, a), step({"b": 11}, b), step({"b": 1}), step({})])
+
+
 def _last(rng: Random) -> dict:
+    """The same prompt again, while the first still runs."""
     same = prompt(rng, 8)
-    steps = [step({"a": 8}, add("a", same, 1)), step({"b": 8}, add("b", same, 2)), step({"b": 1}), step({})]
+    steps = [step({"a": 8}, add("a", same, 2)), step({"b": 8}, add("b", same, 2)), step({"a": 1, "b": 1}), step({})]
     return challenge(LAST, steps)
 
 

@@ -29,7 +29,7 @@ CASES = (
     CaseSpec(ROWS, hint=2, alone=False),
     CaseSpec(ENDS, hint=3, weight=2),
     CaseSpec(BACK, hint=3, weight=2),
-    CaseSpec(PREEMPTED, hint=2, weight=2),
+    CaseSpec(PREEMPTED, hint=1, weight=2),
     CaseSpec(ABORTED, hint=3, weight=2),
     CaseSpec(AGAIN, hint=3),
     CaseSpec(REFUSED, hint=3, weight=2),

@@ -152,6 +152,28 @@ def positions_from_the_hit(reference):
     return reference.CachedKV, CachedEngine
 
 
+@wrong("remembers when the scheduler has heard of the step's end", case="a finished request's blocks are found")
+def remembers_late(reference):
+    class CachedKV(reference.CachedKV):
+        def __init__(self, pool):
+            super().__init__(pool)
+            self.later = {}
+
+        def remember(self, id, num_tokens):
+            self.later[id] = num_tokens
+
+    class CachedEngine(reference.CachedEngine):
+        def step(self):
+            new = super().step()
+            later, self.kv.later = self.kv.later, {}
+            for id, num_tokens in later.items():
+                if id in self.tokens and self.kv.blocks(id):
+                    reference.CachedKV.remember(self.kv, id, num_tokens)
+            return new
+
+    return CachedKV, CachedEngine
+
+
 @wrong("the whole prompt may be found", case="the last token is computed")
 def whole_prompt(reference):
     def reserve(self, id, num_tokens):

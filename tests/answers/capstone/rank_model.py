@@ -121,6 +121,27 @@ def o_by_rows(reference):
     return by_kind(reference, change)
 
 
+@wrong("q is split by columns", case="the scores of the whole model")
+def q_by_columns(reference):
+    def change(kind, weight, part, comm, config):
+        return weight.chunk(comm.size, 1)[comm.rank].clone() if kind == "q" else part
+
+    return by_kind(reference, change)
+
+
+@wrong("no weights but the last norm", case="a rank keeps its part only")
+def no_weights(reference):
+    def rank_model(config, weights, comm):
+        return LLM(reference.rank_model(config, weights, comm).config, {"norm": weights["norm"]}, comm)
+
+    return rank_model
+
+
+@wrong("returns nothing", case="the scores of the whole model")
+def returns_nothing(reference):
+    return lambda config, weights, comm: checked(config, comm.size)
+
+
 @wrong("replicas take turns instead of lying side by side", case="KV heads are copied")
 def replicas_take_turns(reference):
     def change(kind, weight, part, comm, config):
@@ -168,7 +189,7 @@ def no_copies(reference):
     return rank_model
 
 
-@wrong("the whole model's numbers of heads", case="a rank's numbers of heads")
+@wrong("the whole model's numbers of heads", case="a rank's configuration")
 def whole_config(reference):
     def rank_model(config, weights, comm):
         model = reference.rank_model(config, weights, comm)
@@ -178,12 +199,79 @@ def whole_config(reference):
     return rank_model
 
 
-@wrong("no KV head left for a rank", case="a rank's numbers of heads")
+@wrong("no KV head left for a rank", case="KV heads are copied")
 def kv_heads_divided(reference):
     def rank_model(config, weights, comm):
         model = reference.rank_model(config, weights, comm)
         model.config = replace(model.config, num_kv_heads=config.num_kv_heads // comm.size)
         return model
+
+    return rank_model
+
+
+def configured(reference, **change):
+    """The reference's model with a configuration in which each of ``change`` is made of the whole one and the size."""
+
+    def rank_model(config, weights, comm):
+        model = reference.rank_model(config, weights, comm)
+        model.config = replace(model.config, **{name: make(config, comm.size) for name, make in change.items()})
+        return model
+
+    return rank_model
+
+
+@right("the rank's part of the MLP in the configuration")
+def mlp_divided(reference):
+    return configured(reference, intermediate_size=lambda config, size: config.intermediate_size // size)
+
+
+@wrong("hidden states are divided, too", case="a rank's configuration")
+def hidden_divided(reference):
+    return configured(reference, hidden_size=lambda config, size: config.hidden_size // size)
+
+
+@wrong("a configuration written anew, without the end of a text", case="a rank's configuration")
+def without_eos(reference):
+    return configured(reference, eos_token_id=lambda config, size: 0)
+
+
+def keeping(reference, attribute):
+    """The reference's model, which keeps ``attribute(weights)`` beside its parts."""
+
+    def rank_model(config, weights, comm):
+        model = reference.rank_model(config, weights, comm)
+        model.whole = attribute(weights)
+        return model
+
+    return rank_model
+
+
+@wrong("the whole weights in an attribute", case="a rank keeps its part only")
+def whole_in_attribute(reference):
+    return keeping(reference, lambda weights: weights)
+
+
+@wrong("the whole weights behind a function that is an attribute", case="a rank keeps its part only")
+def whole_in_closure(reference):
+    return keeping(reference, lambda weights: lambda: weights)
+
+
+@wrong("a copy of one whole weight in a list", case="a rank keeps its part only")
+def copy_in_attribute(reference):
+    return keeping(reference, lambda weights: [weights["layers.0.down"].clone()])
+
+
+@right("the norms and the embedding by another name, too")
+def unsplit_beside(reference):
+    return keeping(reference, lambda weights: [weights["embedding"], weights["norm"].clone()])
+
+
+@wrong("KV heads that are copied are slices", case="a rank keeps its part only")
+def copied_heads_are_slices(reference):
+    def rank_model(config, weights, comm):
+        model, views = reference.rank_model(config, weights, comm), views_of(config, weights, comm.rank, comm.size)[1]
+        kept = {name: view for name, view in views.items() if name.endswith((".k", ".v"))}
+        return LLM(model.config, model.weights | (kept if comm.size > config.num_kv_heads else {}), comm)
 
     return rank_model
 
@@ -227,7 +315,7 @@ def of_whole_models(factor):
     return rank_model
 
 
-@wrong("the whole model on every rank, divided by their number", case="a rank's numbers of heads")
+@wrong("the whole model on every rank, divided by their number", case="a rank's configuration")
 def whole_models_divided(reference):
     return of_whole_models(lambda comm: 1 / comm.size)
 
@@ -268,6 +356,28 @@ def in_place(reference):
         return model
 
     return rank_model
+
+
+def taking(reference, take):
+    """The reference's model, after ``take(weights, name)`` for each weight."""
+
+    def rank_model(config, weights, comm):
+        model = reference.rank_model(config, dict(weights), comm)
+        for name in list(weights):
+            take(weights, name)
+        return model
+
+    return rank_model
+
+
+@wrong("takes the weights out of the caller's dictionary", case="the given weights stay as they are")
+def taken_out(reference):
+    return taking(reference, lambda weights, name: weights.pop(name))
+
+
+@wrong("adds a weight to the caller's dictionary", case="the given weights stay as they are")
+def added(reference):
+    return taking(reference, lambda weights, name: weights.update({"head": weights["embedding"]}))
 
 
 @wrong("what is left over is dropped", case="what does not divide is refused")

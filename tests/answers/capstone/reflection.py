@@ -30,9 +30,14 @@ def nine(reference):
     return reference.answers | {"ranks of SmolLM2": 9}
 
 
-@wrong("one a layer", case="all-reduces a step")
+@wrong("one all-reduce a layer", case="numbers a step")
 def one_a_layer(reference):
-    return reference.answers | {"all-reduces a step": 30}
+    return reference.answers | {"numbers a step": 30 * 8 * 576}
+
+
+@wrong("a third of each hidden state", case="numbers a step")
+def a_third(reference):
+    return reference.answers | {"numbers a step": 60 * 8 * 576 // 3}
 
 
 @wrong("more arithmetic", case="slower on ranks")
@@ -57,9 +62,10 @@ def not_a_dictionary(reference):
 
 @right("in text, with brackets")
 def in_text(reference):
-    return reference.answers | {"sorted and static": "300", "who gains": "(A)", "other tokens": "c)"}
+    words = {"sorted and static": "300", "numbers a step": "276,480", "who gains": "(A)", "other tokens": "c)"}
+    return reference.answers | words
 
 
 @right("numpy numbers")
 def numpy_numbers(reference):
-    return reference.answers | {"fewest steps": np.int64(255), "all-reduces a step": np.float64(60)}
+    return reference.answers | {"fewest steps": np.int64(255), "numbers a step": np.float64(276480)}
