@@ -7,6 +7,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Protocol
 
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -56,13 +57,14 @@ def timeline(served: Served, kv: Memory | None = None) -> Figure:
     scale, unit = (1e3, "ms") if served.seconds < MS_UNTIL else (1, "s")
     height = 0.2 * len(served.jobs[:MAX_ROWS])
     with style.styled():
-        figure = Figure(figsize=(7.2, 1.2 + height + (0.9 if kv else 0)))
+        figure = Figure(figsize=(7.2, 1.2 + height + (1.1 if kv else 0)))
         heights = [height, 0.8] if kv else [1]
         axes, *below = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
         idle = _draw_rows(axes, served, scale)
         axes.set_xlim(0, scale * served.seconds)
         if kv:
             _draw_kv(below[0], served, kv, scale)
+            figure.legend(handles=_kv_handles(), loc="outside lower center", ncols=2)
         (below or [axes])[-1].set_xlabel(unit)
         _legend(figure, ["prefill", "decode", "preempted", *(["idle"] if idle else [])])
         return figure
@@ -169,6 +171,10 @@ def _legend(figure: Figure, kinds: Sequence[str]) -> None:
     figure.legend(handles=[*style.legend_patches(*kinds), _line("waits")], loc="outside upper center", ncols=5)
 
 
+def _kv_handles() -> list[Artist]:
+    return [Patch(label="holds a token", facecolor=style.colour("used")), _line("taken")]
+
+
 def _line(label: str) -> Line2D:
     return Line2D([], [], color=style.INK, linewidth=0.9, label=label)
 
@@ -252,8 +258,7 @@ def kv_use(runs: Mapping[str, Served], kv: Memory) -> Figure:
             _draw_kv(axes, served, kv)
             axes.set_title(name)
         panels[-1].set(xlabel="s", xlim=(0, max(served.seconds for served in runs.values())))
-        handles = [Patch(label="holds a token", facecolor=style.colour("used")), _line("taken")]
-        figure.legend(handles=handles, loc="outside upper center", ncols=2)
+        figure.legend(handles=_kv_handles(), loc="outside upper center", ncols=2)
         return figure
 
 
