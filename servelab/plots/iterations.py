@@ -64,9 +64,10 @@ def timeline(served: Served, kv: Memory | None = None) -> Figure:
         axes.set_xlim(0, scale * served.seconds)
         if kv:
             _draw_kv(below[0], served, kv, scale)
-            figure.legend(handles=_kv_handles(), loc="outside lower center", ncols=2)
         (below or [axes])[-1].set_xlabel(unit)
         _legend(figure, ["prefill", "decode", "preempted", *(["idle"] if idle else [])])
+        if kv:
+            figure.legend(handles=_kv_handles(), loc="outside lower center", ncols=2)
         return figure
 
 

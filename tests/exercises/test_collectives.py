@@ -280,6 +280,7 @@ NEAR_MISSES = {
     "ring_reduce_scatter": [
         "rank r gets the chunk after its own",
         "the last hop left out",
+        "one hop too many",
         "one hop and no more",
     ],
     "ring_all_gather": [
@@ -294,6 +295,7 @@ NEAR_MISSES = {
         "the reduce-scatter alone",
         "the all-gather first",
         "the last hop left out",
+        "one hop too many",
         "a sum in a new tensor, returned",
     ],
     "tree_all_reduce": ["up only", "the last level left out"],

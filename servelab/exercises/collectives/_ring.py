@@ -136,7 +136,8 @@ def judge(challenge: dict, transcript: dict, values: Case, rounds: int, hint: in
         return [values, elements, fast]
     ring = [] if largest == 2 else [beside]  # of two ranks each is both neighbours of the other
     little = [most] if beside.passed or not ring else []
-    added = [_added(challenge, transcript)] if adds and little and most.passed else []
+    few = all(ranks.total(sent) <= rounds * challenge["n"] for sent in transcript["sent"])  # a hop too many is no more
+    added = [_added(challenge, transcript)] if adds and little and few else []
     return [values, own, *added, *ring, *little, elements, fast]
 
 

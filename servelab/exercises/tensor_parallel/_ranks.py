@@ -4,6 +4,7 @@ Tensors are written as nested lists of small multiples of 1/8, which every float
 challenge's ``groups`` are lists of ranks; each group works on its own, and there is one of all ranks if none is given.
 """
 
+import dis
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -266,7 +267,9 @@ def _inside(value: Any) -> list:
     if isinstance(value, FunctionType) and not _of_a_library(value):
         with suppress(ValueError):  # a variable of its closure that has no value yet
             found = inspect.getclosurevars(value)
-            return [value.__defaults__, value.__kwdefaults__, *found.nonlocals.values(), *found.globals.values()]
+            read = {each.argval for each in dis.get_instructions(value) if each.opname == "LOAD_GLOBAL"}
+            globals_ = [found.globals[name] for name in read & found.globals.keys()]  # which has attributes' names, too
+            return [value.__defaults__, value.__kwdefaults__, *found.nonlocals.values(), *globals_]
     return []
 
 
@@ -277,7 +280,7 @@ def _of_a_library(thing: Any) -> bool:
 
 def _has_all_of(full: Any, tensor: Any) -> bool:
     """Whether a tensor has all numbers of a matrix, in whatever order."""
-    if full.dim() < 2 or tensor.numel() < full.numel() or not tensor.is_floating_point():
+    if full.dim() < 2 or tensor.numel() < full.numel() or not tensor.is_floating_point() or tensor.is_meta:
         return False
     has, needs = (Counter(each.detach().float().flatten().tolist()) for each in (tensor, full))
     return needs <= has

@@ -374,6 +374,19 @@ def last_hop_out(reference):
     return ring_all_reduce
 
 
+@wrong("one hop too many", case="sends no more than it must")
+def hop_too_many(reference):
+    def ring_all_reduce(tensor, group=None):
+        rank, p = place(group)
+        chunks = tensor.view(-1).tensor_split(p)
+        reference.ring_reduce_scatter(tensor, group)
+        for hop in range(p if p > 1 else 0):
+            received = chunks[(rank - hop - 1) % p]
+            reference.exchange(chunks[(rank - hop) % p], (rank + 1) % p, received, (rank - 1) % p, group)
+
+    return ring_all_reduce
+
+
 @wrong("two half rings in opposite directions", case="talks to its neighbours only")
 def half_rings(reference):
     def ring_all_reduce(tensor, group=None):

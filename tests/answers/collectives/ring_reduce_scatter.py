@@ -421,6 +421,17 @@ def last_hop_out(reference):
     return ring_reduce_scatter
 
 
+@wrong("one hop too many", case="sends no more than it must")
+def hop_too_many(reference):
+    def ring_reduce_scatter(tensor, group=None):
+        rank, p = place(group)
+        chunks = tensor.view(-1).tensor_split(p)
+        walk(reference, chunks, group, hops=p + 1 if p > 1 else 1)
+        return chunks[rank]
+
+    return ring_reduce_scatter
+
+
 @wrong("one hop and no more", case="rank r holds the sum of chunk r")
 def one_hop(reference):
     def ring_reduce_scatter(tensor, group=None):

@@ -9,6 +9,8 @@ from torch.nn import functional as F
 
 from servelab.answers import right, wrong
 
+weight = (torch.arange(-16, 17) / 8).repeat(99)  # no answer reads it: some have an attribute of that name
+
 
 def layers(reference, *, column=None, row=None, shard=None):
     """The three answers, some of them replaced."""
