@@ -552,7 +552,8 @@ check("memory.per_rank", kv_bytes_per_rank, weight_bytes_per_rank)
 # - `kv_room`: bytes for KV on one card; 0 if weights and overhead do not fit.
 # - `max_tokens`: tokens of *distinct* requests in the whole instance, not rounded. As with `kv_bytes_per_token`,
 #   no window is full yet. A token on only one of `split_tokens` cards takes room on that one alone.
-# - `max_concurrent`: how many requests of `tokens` tokens each, windows included.
+# - `max_concurrent`: how many requests of `tokens` tokens each, windows included; each takes what exercise 3 says of its
+#   fullest card.
 #
 # <details><summary>Hint 1: order</summary>
 #

@@ -100,7 +100,7 @@ def hidden_peak(reference):
     return attention
 
 
-@wrong("an array of numpy instead of a tensor", case="one block")
+@wrong("an array of numpy instead of a tensor", case="the dtype of its arguments")
 def numpy_array(reference):
     return lambda *arguments: reference.paged_attention_blockwise(*arguments).numpy()
 

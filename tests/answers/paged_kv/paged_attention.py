@@ -197,7 +197,7 @@ hundred = wrong("hidden scores are -100", case="softmax of the scores")(_filled(
 thousand = wrong("hidden scores are -1000", case="softmax of the scores")(_filled(-1000.0))
 
 
-@wrong("an array of numpy instead of a tensor", case="softmax of the scores")
+@wrong("an array of numpy instead of a tensor", case="the dtype of its arguments")
 def numpy_array(reference):
     return reference.write_kv, lambda *arguments: reference.paged_attention(*arguments).numpy()
 
