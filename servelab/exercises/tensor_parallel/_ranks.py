@@ -33,11 +33,11 @@ MISSING = "missing"  # in the place of a value: why there is none
 BACKWARD, DONE = "backward pass", "done"
 
 
-def draw(rng: Random, *shape: int, largest: int = 16) -> Any:
-    """Nested lists of multiples of 1/8, up to ``largest`` of them on either side of 0."""
+def draw(rng: Random, *shape: int, largest: int = 16, of: int = 8) -> Any:
+    """Nested lists of multiples of 1/``of``, up to ``largest`` of them on either side of 0."""
     if not shape:
-        return rng.randint(-largest, largest) / 8
-    return [draw(rng, *shape[1:], largest=largest) for _ in range(shape[0])]
+        return rng.randint(-largest, largest) / of
+    return [draw(rng, *shape[1:], largest=largest, of=of) for _ in range(shape[0])]
 
 
 def tensor(values: Any, dtype: str = "float64") -> Any:

@@ -62,7 +62,8 @@ def challenges(rng: Random) -> list[dict]:
 def _layer(rng: Random, size: int, heads: int, kv_heads: int, head_dim: int, hidden: int) -> dict:
     shapes = {"q": (heads * head_dim, hidden), "o": (hidden, heads * head_dim)}
     shapes |= dict.fromkeys("kv", (kv_heads * head_dim, hidden))
-    made: dict[str, Any] = {name: ranks.draw(rng, *shapes[name], largest=8) for name in MATRICES}
+    # of so many values that no rank's parts of q, k and v together have all numbers of v by chance
+    made: dict[str, Any] = {name: ranks.draw(rng, *shapes[name], largest=100, of=100) for name in MATRICES}
     made |= {name: ranks.draw(rng, 2, 3, hidden, largest=8) for name in ("x", "factor")}
     return {"ranks": size, "heads": [heads, kv_heads], "case": "layer"} | made
 

@@ -347,10 +347,11 @@ def whole_detached(reference):
     return layer(reference, after=after)
 
 
-@right("the scale in a buffer")
+@right("the scale in a buffer, the own parts side by side once more")
 def scale_in_a_buffer(reference):
     def after(self, q, k, v, o, num_heads, num_kv_heads):
         self.register_buffer("scale", torch.tensor([1 / math.sqrt(self.head_dim)], dtype=q.dtype))
+        self.qkv = torch.cat([self.q, self.k, self.v]).detach()
 
     def forward(self, x):
         x = reference.copy_to_ranks(x, self.comm)
