@@ -16,16 +16,14 @@ of several lines says so by ``is_report = True``; then it shows up to `plain.MAX
 learner's code had not come to an end says so by ``never_ends = True``; then no further challenge is tried.
 """
 
-import contextlib
 import copy
 import hashlib
 import importlib
 import inspect
 import pkgutil
 import re
-import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -35,6 +33,7 @@ from typing import Any
 
 from servelab import plain
 from servelab.errors import CourseError
+from servelab.threads import one_thread
 
 PUBLIC_SEED = 2026
 MAX_ERROR = 300  # of its message
@@ -231,7 +230,7 @@ def names(unit: str) -> list[str]:
 def record(exercise: Exercise, challenge: Any, answers: tuple) -> dict:
     """Drive an answer through a copy of one challenge. Whatever escapes the driver is the outcome ``raised``."""
     try:
-        with _one_thread():
+        with one_thread():
             return {"transcript": plain.loads(plain.dumps(exercise.drive(copy.deepcopy(challenge), *answers)))}
     except NotImplementedError as error:
         part = raiser(error)
@@ -246,20 +245,6 @@ def record(exercise: Exercise, challenge: Any, answers: tuple) -> dict:
     except (Exception, SystemExit) as error:
         raised = {"type": plain.type_name(error), "message": _message(error) + _place(error)}
         return {"raised": raised | ({"never_ends": True} if getattr(error, "never_ends", False) is True else {})}
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """Let torch, where it is loaded, compute on one core: on small tensors threads that share a core only wait."""
-    torch = sys.modules.get("torch")
-    threads = torch.get_num_threads() if torch else 1
-    try:
-        if torch:
-            torch.set_num_threads(1)
-        yield
-    finally:
-        if torch:
-            torch.set_num_threads(threads)
 
 
 def record_all(exercise: Exercise, challenges: list, answers: tuple) -> list[dict]:

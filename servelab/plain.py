@@ -113,6 +113,11 @@ def text(value: Any, limit: int = MAX_TEXT) -> str:
     return str.__getitem__(str(value), slice(limit))
 
 
+def count_of(number: Any, noun: str) -> str:
+    """A number of things in words: 1 block, 2 blocks, 3 passes."""
+    return f"{number} {noun}{'' if str(number) == '1' else 'es' if noun.endswith('s') else 's'}"
+
+
 def type_name(value: Any) -> str:
     """The name of a value's true type, whatever its class or metaclass pretends."""
     return type.__dict__["__name__"].__get__(type(value))[:MAX_TEXT]

@@ -16,7 +16,7 @@ from typing import Any
 
 from servelab.exercise import describe_error
 from servelab.kv import OutOfBlocks
-from servelab.plain import plain, text, type_name
+from servelab.plain import count_of, plain, text, type_name
 from servelab.serving import PagedKV, Request, SchedulerConfig
 
 STALLED = 3  # plans in a row that schedule nothing although nothing is to come: the run ends
@@ -305,7 +305,7 @@ def _described(record: dict, plan: dict, held: dict) -> str:
     parts += [f"schedule raised {given['message']}"] if "raised" in given else [f"scheduled {plan}"]
     parts += [f"preempted {given['preempted']}"] if "preempted" in given else []
     used = sum(held.values())
-    parts += [f"{used} block{'s' * (used != 1)} in use"]
+    parts += [f"{count_of(used, 'block')} in use"]
     finish = record.get("finish", {})
     parts += [f"finished {finish['returned']}"] if finish.get("returned") else []
     parts += [f"finish_step raised {finish['message']}"] if "raised" in finish else []

@@ -76,19 +76,6 @@ def _by_rank(name: str, shared: Callable) -> Callable:
 _SHARED = random.random.__self__  # type: ignore[attr-defined]
 
 
-@contextlib.contextmanager
-def one_thread_each() -> Iterator[None]:
-    """Let torch compute on one core: a pool of threads for every rank is many times slower."""
-    threads = torch.get_num_threads()
-    try:
-        if threads > 1:
-            torch.set_num_threads(1)
-        yield
-    finally:
-        if threads > 1:
-            torch.set_num_threads(threads)
-
-
 class _Labelled:
     """An output stream that labels what a rank writes."""
 

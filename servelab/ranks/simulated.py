@@ -29,6 +29,7 @@ from servelab.ranks.flight import Post, Snapshot
 from servelab.ranks.matching import ranks_of
 from servelab.ranks.record import Event, Link, Run
 from servelab.ranks.scheduler import TICK, Rank, Scheduler
+from servelab.threads import one_thread
 
 MOST_RANKS = 64
 GRACE = 0.3  # seconds that ranks have to unwind once the run has ended
@@ -101,7 +102,7 @@ class _Simulation:
 
     def run(self) -> Run:
         with (
-            isolation.one_thread_each(),
+            one_thread(),
             isolation.worlds_of_ranks(),
             isolation.random_by_rank(),
             isolation.labelled_output(),

@@ -12,7 +12,7 @@ from typing import Any
 from servelab.exercise import Case
 from servelab.exercises.capstone import _model
 from servelab.kv import OutOfBlocks
-from servelab.plain import is_array, plain, text, type_name
+from servelab.plain import count_of, is_array, plain, text, type_name
 from servelab.serving import PagedKV, Request, SchedulerConfig, StepPlan
 from servelab.stepping import RecordedKV, attempt
 
@@ -289,7 +289,7 @@ def compare(asked: dict, got: list, want: list) -> dict[str, str]:
             return found | {kind: found.get("events", broken) for kind in KINDS if kind not in found}
         there = right["unfinished"]
     left, due = got[-1]["used"], want[-1]["used"]
-    message = f"{counted(due, 'block')} should be in use at the end, not {left}"
+    message = f"{count_of(due, 'block')} should be in use at the end, not {left}"
     return found if left == due else found | {"left": message}
 
 
@@ -312,19 +312,19 @@ def _problems(asked: dict, mine: dict, right: dict, there: int) -> Iterable[tupl
     passes, rows = (_count(mine["calls"], name) for name in ("forward", "logits"))
     due, most = _count(right["calls"], "forward"), len(asked["scheduled"])
     if len(passes) != len(due) or mine["plans"] not in ((1,) if there else (0, 1)):
-        expected = f"expected 1 plan and {counted(len(due), 'forward pass')}"
+        expected = f"expected 1 plan and {count_of(len(due), 'forward pass')}"
         yield "passes", f"{plan}: {expected}, got {mine['plans']} and {len(passes)}"
     elif sum(passes) != sum(due):
-        yield "computed", f"{plan}: expected {counted(sum(due), 'token')} in the forward pass, got {sum(passes)}"
+        yield "computed", f"{plan}: expected {count_of(sum(due), 'token')} in the forward pass, got {sum(passes)}"
     if sum(rows) > most:
-        yield "rows", f"{plan}: {counted(sum(rows), 'row')} of logits were computed for {counted(most, 'request')}"
+        yield "rows", f"{plan}: {count_of(sum(rows), 'row')} of logits were computed for {count_of(most, 'request')}"
     if mine["given"] != right["given"]:
         harmless = not right["given"] and not any(mine["given"])  # told of a step in which nothing was computed
         said = f"expected {_calls(right['given'])}; {_calls(mine['given'], 'was')}"
         yield "idle" if harmless else "given", f"{plan}: {said}"
     if mine["used"] != right["used"]:
         lacking = "".join(f" (reserve for {id} raised OutOfBlocks)" for id in mine["blocked"][:1])
-        due = f"{counted(right['used'], 'block')} should be in use afterwards"
+        due = f"{count_of(right['used'], 'block')} should be in use afterwards"
         yield "used", f"{plan}{lacking}: {due}, not {mine['used']}"
     if mine["blocked"] != right["blocked"]:
         came, due = (f"reserve {_without_room(run['blocked'])}" for run in (mine, right))
@@ -339,7 +339,7 @@ def _event_problems(event: list, now: dict, due: dict) -> Iterable[tuple[str, st
         came = f"it raised {now['message']}" if "raised" in now else "nothing was raised"
         yield "events", f"{named}: expected {due.get('raised', 'no error')}, {came}"
     elif now["used"] != due["used"]:
-        yield "used", f"{named}: {counted(due['used'], 'block')} should be in use afterwards, not {now['used']}"
+        yield "used", f"{named}: {count_of(due['used'], 'block')} should be in use afterwards, not {now['used']}"
     elif now["unfinished"] != due["unfinished"]:
         yield "unfinished", f"{named}: expected {due['unfinished']} unfinished afterwards, got {now['unfinished']}"
 
@@ -371,11 +371,6 @@ def _without_room(blocked: list[str]) -> str:
 
 def _count(calls: list, name: str) -> list[int]:
     return [size for called, size in calls if called == name]
-
-
-def counted(number: Any, noun: str) -> str:
-    """A number of things: 1 block, 2 blocks."""
-    return f"{number} {noun}{'' if str(number) == '1' else 'es' if noun.endswith('s') else 's'}"
 
 
 def _planned(asked: dict) -> str:
@@ -461,6 +456,6 @@ def print_runs(asked: dict, transcript: dict) -> None:
             for id in record["blocked"]:
                 print(f"  reserve {id}: OutOfBlocks")
             passes, came = _count(record["calls"], "forward"), _listed(record["new"])
-            left = f"{counted(record['used'], 'block')} in use, {record['unfinished']} unfinished"
+            left = f"{count_of(record['used'], 'block')} in use, {record['unfinished']} unfinished"
             lost = f", {' and '.join(plan['preempted'])} preempted" if plan["preempted"] else ""
             print(f"step {at}: {_planned(plan) or 'nothing'} planned{lost} -> {came}; passes {passes}; {left}")

@@ -12,7 +12,7 @@ from typing import Any
 from servelab.exercise import Case
 from servelab.exercises.capstone import _script as script
 from servelab.exercises.capstone._model import SMALL
-from servelab.plain import plain, text
+from servelab.plain import count_of, plain, text
 from servelab.serving import Request, SchedulerConfig, StepPlan
 from servelab.stepping import RecordedKV, attempt
 
@@ -150,7 +150,7 @@ def _problem(got: dict, want: dict) -> tuple[str, int | None]:
     if "raised" in got:
         return got["raised"], None
     if got["unfinished"]:
-        left = script.counted(text(got["unfinished"]), "request")
+        left = count_of(text(got["unfinished"]), "request")
         return f"unfinished after {got['steps']} calls of step(): {left}", None
     for count, name in COUNTS.items():
         if got[count] != want[count]:
@@ -162,11 +162,11 @@ def _problem(got: dict, want: dict) -> tuple[str, int | None]:
         if mine != right:
             at = next((n for n, (one, other) in enumerate(zip(mine, right, strict=False)) if one != other), None)
             if at is None:
-                return f"the answer of {id} should have {script.counted(len(right), 'token')}, not {len(mine)}", 2
+                return f"the answer of {id} should have {count_of(len(right), 'token')}, not {len(mine)}", 2
             return f"{id}, token {at} of the answer: expected {right[at]}, got {script.token_text(mine[at])}", 2
     if got["answers"].keys() != want["answers"].keys():
         return f"a token for {text(next(iter(got['answers'].keys() - want['answers'].keys())))}, who is unknown", None
-    return (f"still in use at the end: {script.counted(got['used'], 'block')}", None) if got["used"] else ("", None)
+    return (f"still in use at the end: {count_of(got['used'], 'block')}", None) if got["used"] else ("", None)
 
 
 def play(Engine, workload: str, seed: int) -> None:
@@ -178,7 +178,7 @@ def play(Engine, workload: str, seed: int) -> None:
     if "raised" in ran:
         print(ran["raised"])
     counts = ", ".join(f"{ran[count]} {name}" for count, name in COUNTS.items())
-    left = script.counted(ran["used"], "block")
+    left = count_of(ran["used"], "block")
     print(f"{workload}: {counts}; at the end {ran['unfinished']} unfinished, {left} in use")
     todo = requests(workload)
     want = {request.id: list(greedy(small, prompt, request.max_tokens)) for request, prompt in todo}

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from servelab.exercise import Case
-from servelab.plain import MAX_TEXT, decode_array, is_array, plain, text, told_apart
+from servelab.plain import MAX_TEXT, count_of, decode_array, is_array, plain, text, told_apart
 from servelab.ranks import Link, RankError, RankInterruptError, RankTimeoutError, SimCluster
 
 RUNS = "comes to an end on every rank"
@@ -212,7 +212,7 @@ def own_messages(challenge: dict, transcript: dict, least: Callable[[int], int],
             sent, received = (total(transcript[kind][rank]) for kind in ("sent", "received"))
             if max(sent, received) < needed:
                 told = f"rank {rank} sent {sent or 'nothing'} and received {received or 'nothing'}"
-                wanted = "" if sent == received == 0 else f"; expected {count(needed, 'element')} one way, at least"
+                wanted = "" if sent == received == 0 else f"; expected {count_of(needed, 'element')} one way, at least"
                 return Case(OWN_MESSAGES, False, told + wanted)
     return Case(OWN_MESSAGES, True)
 
@@ -287,11 +287,6 @@ def type_of(value: Any) -> str:
     if is_array(value):
         return "an array"
     return str(value.get("unexpected type", "a dict"))[:60] if isinstance(value, dict) else repr(value)[:60]
-
-
-def count(number: int, what: str) -> str:
-    """A number of things, in words."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def total(messages: Sequence[Sequence[int]]) -> int:

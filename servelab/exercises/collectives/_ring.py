@@ -8,7 +8,7 @@ from typing import Any
 
 from servelab.exercise import Case, CaseSpec
 from servelab.exercises.collectives import _ranks as ranks
-from servelab.plain import decode_array, is_array, type_name
+from servelab.plain import count_of, decode_array, is_array, type_name
 
 MOST, ELEMENTS = "sends no more than it must", "sends exactly what it must"
 RING, AT_ONCE = "talks to its neighbours only", "all links work at once"
@@ -125,7 +125,7 @@ def judge(challenge: dict, transcript: dict, values: Case, rounds: int, hint: in
         return [values, own]
     most, elements = (_elements(case, challenge, transcript, rounds) for case in (MOST, ELEMENTS))
     beside = ranks.neighbours(RING, challenge, transcript, both_ways=rounds > 1)
-    why = f"{ranks.count(hops, 'hop')}; in each, every rank sends and receives"
+    why = f"{count_of(hops, 'hop')}; in each, every rank sends and receives"
     fast = ranks.rounds(AT_ONCE, transcript, hops, why)
     beside = _busy(RING, challenge, transcript, lambda p: 1) if beside.passed else beside
     fast = _busy(AT_ONCE, challenge, transcript, lambda p: p - 1) if fast.passed else fast
@@ -173,7 +173,7 @@ def _busy(case: str, challenge: dict, transcript: dict, least: Callable[[int], i
         carried = min(ways[way])
         if carried < least(p):
             index = ways[way].index(carried)
-            link = f"rank {group[index]} sent {ranks.count(carried, 'message')} to rank {group[(index + way) % p]}"
+            link = f"rank {group[index]} sent {count_of(carried, 'message')} to rank {group[(index + way) % p]}"
             return Case(case, False, f"{link}, the next one on the ring; expected at least {least(p)}")
     return Case(case, True)
 
@@ -199,14 +199,12 @@ def _elements(case: str, challenge: dict, transcript: dict, rounds: int) -> Case
         for rank, elements in zip(group, sent, strict=True):
             if not least <= elements <= most:
                 want = str(least) if least == most else f"{least} to {most}" if least else f"at most {most}"
-                return Case(case, False, f"rank {rank} sent {ranks.count(elements, 'element')}, expected {want}")
+                return Case(case, False, f"rank {rank} sent {count_of(elements, 'element')}, expected {want}")
             found = _no_chunk(transcript["sent"][rank], sizes) if case == ELEMENTS else ""
             if found and len(transcript["sent"][rank]) == rounds * (p - 1):
                 return Case(case, False, f"rank {rank} sent {found}")
         if not all_least <= sum(sent) <= rounds * (p - 1) * n:
-            message = (
-                f"the ranks {group} sent {ranks.count(sum(sent), 'element')} in all, expected {rounds * (p - 1) * n}"
-            )
+            message = f"the ranks {group} sent {count_of(sum(sent), 'element')} in all, expected {rounds * (p - 1) * n}"
             return Case(case, False, message)
     return Case(case, True)
 
@@ -217,4 +215,4 @@ def _no_chunk(messages: list, sizes: list[int]) -> str:
     if found is None:
         return ""
     want = " or ".join(map(str, sorted(set(sizes))))
-    return f"a message of {ranks.count(found, 'element')}; a chunk of {sum(sizes)} over {len(sizes)} ranks has {want}"
+    return f"a message of {count_of(found, 'element')}; a chunk of {sum(sizes)} over {len(sizes)} ranks has {want}"

@@ -5,7 +5,7 @@ from random import Random
 
 from servelab.exercise import Case, CaseSpec
 from servelab.exercises.collectives import _ranks as ranks
-from servelab.plain import plain
+from servelab.plain import count_of, plain
 
 ANSWERS = ("all_to_all",)
 PARTS, KEEPS, ONCE = "part j of rank i becomes part i of rank j", "leaves its inputs alone", "sends each part once"
@@ -101,7 +101,7 @@ def _once(challenge: dict, transcript: dict) -> Case:
 
 
 def _shown(messages: list) -> str:
-    parts = [f"{ranks.count(elements, 'element')} to rank {peer}" for peer, elements in messages[:12]]
+    parts = [f"{count_of(elements, 'element')} to rank {peer}" for peer, elements in messages[:12]]
     return ", ".join(parts) or "nothing"
 
 

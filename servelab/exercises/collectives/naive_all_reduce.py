@@ -4,7 +4,7 @@ from random import Random
 
 from servelab.exercise import Case, CaseSpec
 from servelab.exercises.collectives import _ranks as ranks
-from servelab.plain import plain
+from servelab.plain import count_of, plain
 
 ANSWERS = ("naive_all_reduce",)
 SUMS, TO, BACK = "every rank holds the sum", "all goes to the first rank", "the sum comes back from it"
@@ -78,7 +78,7 @@ def _through_root(case: str, challenge: dict, transcript: dict) -> Case:
 
 
 def _shown(messages: list) -> str:
-    parts = [f"{ranks.count(elements, 'element')} (rank {peer})" for peer, elements in messages[:8]]
+    parts = [f"{count_of(elements, 'element')} (rank {peer})" for peer, elements in messages[:8]]
     return ", ".join(parts) or "nothing"
 
 

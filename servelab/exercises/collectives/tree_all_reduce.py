@@ -4,7 +4,7 @@ from random import Random
 
 from servelab.exercise import Case, CaseSpec
 from servelab.exercises.collectives import _ranks as ranks
-from servelab.plain import plain
+from servelab.plain import count_of, plain
 from servelab.ranks import Link
 
 ANSWERS = ("tree_all_reduce",)
@@ -74,7 +74,7 @@ def _own_messages(challenge: dict, transcript: dict) -> Case:
     for group in ranks.groups_of(challenge):
         sent, least = sum(ranks.total(transcript["sent"][rank]) for rank in group), (len(group) - 1) * challenge["n"]
         if own.passed and len(group) > 2 and sent < least:
-            message = f"all ranks together sent {ranks.count(sent, 'element')}, and a sum takes {least} at least"
+            message = f"all ranks together sent {count_of(sent, 'element')}, and a sum takes {least} at least"
             return Case(ranks.OWN_MESSAGES, False, message if sent else "no rank sent anything")
     return own
 
@@ -105,7 +105,7 @@ def _rounds(transcript: dict, levels: int) -> Case:
             return Case(ROUNDS, False, f"rank {rank} started two sends at the same time; a round has one for each rank")
     busiest = max(len(sent) + len(got) for sent, got in zip(transcript["sent"], transcript["received"], strict=True))
     if busiest < levels and levels > 1:
-        message = f"no rank sent and received more than {ranks.count(busiest, 'message')}: no sum comes of that"
+        message = f"no rank sent and received more than {count_of(busiest, 'message')}: no sum comes of that"
         return Case(ROUNDS, False, message)
     return found
 
@@ -117,7 +117,7 @@ def _load(challenge: dict, transcript: dict, levels: int) -> Case:
         for rank, messages in enumerate(transcript[kind]):
             got = ranks.total(messages)
             if got > most:
-                return Case(LOAD, False, f"rank {rank} {kind} {ranks.count(got, 'element')}, expected at most {most}")
+                return Case(LOAD, False, f"rank {rank} {kind} {count_of(got, 'element')}, expected at most {most}")
     return Case(LOAD, True)
 
 

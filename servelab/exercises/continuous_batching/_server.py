@@ -12,6 +12,7 @@ from random import Random
 from typing import Any
 
 from servelab.exercise import Case
+from servelab.plain import count_of
 from servelab.serving import SchedulerConfig
 from servelab.stepping import Live, RecordedKV, Run
 
@@ -152,7 +153,7 @@ class Referee:
         if live.id in self.live:
             return "the one with this id is not finished"
         if self.blocks_for(live.most) > self.asked["num_blocks"]:
-            need = _counted(self.blocks_for(live.most), "block")
+            need = count_of(self.blocks_for(live.most), "block")
             return f"its {live.most} tokens need {need}, and there are {self.asked['num_blocks']}"
         step, budget = self.rules.largest_step(live), self.config.max_num_batched_tokens
         return f"{step} tokens may have to be computed in one step, and the budget is {budget}" if step > budget else ""
@@ -231,7 +232,7 @@ class Referee:
         """Everybody who runs takes part, but for a prompt whose next chunk finds the budget used up."""
         total, budget = sum(self.counts.values()), self.config.max_num_batched_tokens
         if total > budget:
-            raise Broken(f"{where}: {_counted(total, 'token')} scheduled, the budget is {budget}")
+            raise Broken(f"{where}: {count_of(total, 'token')} scheduled, the budget is {budget}")
         for id, live in self.running.items():
             n, left = self.counts.get(id, 0), budget - total
             if n < live.missing and (left > self.unused(live) or live.missing == 1):
@@ -271,7 +272,7 @@ class Referee:
             if held > self.blocks_for(self.rules.room(live)):
                 room = self.rules.room(live)
                 raise Broken(
-                    f"{where}: request {id!r} holds {self._blocks(id)}, more than {_counted(room, 'token')} fill"
+                    f"{where}: request {id!r} holds {self._blocks(id)}, more than {count_of(room, 'token')} fill"
                 )
 
     def _check_watermark(self, where: str, admitted: list[Live]) -> None:
@@ -281,10 +282,10 @@ class Referee:
         last = max(admitted, key=self.rules.rank)
         due = self.config.watermark_blocks + self._lacking(last)
         if self.free < due:
-            parts = [f"the watermark of {_counted(self.config.watermark_blocks, 'block')}"] * (
+            parts = [f"the watermark of {count_of(self.config.watermark_blocks, 'block')}"] * (
                 due > self._lacking(last)
             )
-            parts += [f"{_counted(self._lacking(last), 'block')} for the rest of it"] * bool(self._lacking(last))
+            parts += [f"{count_of(self._lacking(last), 'block')} for the rest of it"] * bool(self._lacking(last))
             raise Broken(
                 f"{where}: after {last.id!r} was admitted, {' and '.join(parts)} must be free, not {self.free}"
             )
@@ -308,7 +309,7 @@ class Referee:
             kept = f" and a watermark of {watermark} must stay free" if watermark else ""
             raise Broken(
                 f"{where}: request {head.id!r} waits, though it could run: {_run(len(self.running))};"
-                f" of the budget {_left(left, 'token')} left; it needs {_counted(need, 'block')}{kept}, and"
+                f" of the budget {_left(left, 'token')} left; it needs {count_of(need, 'block')}{kept}, and"
                 f" {self.free} {_are(self.free)} free",
                 "share" if self.rules.chunked and left < head.missing else "",
             )
@@ -365,11 +366,7 @@ class Referee:
         return self.queue[0][-1] if self.queue else None
 
     def _blocks(self, id: str) -> str:
-        return _counted(self.held.get(id, 0), "block")
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"
+        return count_of(self.held.get(id, 0), "block")
 
 
 def _are(number: int) -> str:
@@ -377,18 +374,18 @@ def _are(number: int) -> str:
 
 
 def _left(number: int, noun: str) -> str:
-    return f"{_counted(number, noun)} {_are(number)}"
+    return f"{count_of(number, noun)} {_are(number)}"
 
 
 def _run(number: int) -> str:
-    return f"{_counted(number, 'request')} {'runs' if number == 1 else 'run'}"
+    return f"{count_of(number, 'request')} {'runs' if number == 1 else 'run'}"
 
 
 def _tokens(live: Live) -> str:
     """The tokens that a request misses, in words."""
     prompt, answer = max(0, live.prompt - live.computed), live.known - max(live.prompt, live.computed)
     parts = [f"{prompt} of the prompt"] * bool(prompt) + [f"{answer} of the answer"] * bool(answer)
-    return f"{_counted(live.missing, 'token')} ({' and '.join(parts)})"
+    return f"{count_of(live.missing, 'token')} ({' and '.join(parts)})"
 
 
 def _request(live: Live) -> str:
@@ -429,6 +426,11 @@ def show(asked: dict, made: str) -> str:
             f"play({made}, kv, events, config{eos})",
         ]
     )
+
+
+def queue(case: str) -> dict:
+    """24 requests alike at two seats: whatever is lost with each of them adds up to a standstill."""
+    return challenge(case, limits(2, 9), (4, 4), [add(0, f"r{n}", 2, 2) for n in range(24)], {})
 
 
 def drawn(rng: Random, case: str, requests: int, watermark: int = 0) -> dict:

@@ -104,9 +104,8 @@ DIRECTED: tuple[tuple[str, dict, tuple[int, int], list[list], dict[str, int]], .
 def challenges(rng: Random) -> list[dict]:
     """Directed cases, smallest first, then random runs in too little memory."""
     directed = [server.challenge(*row) for row in DIRECTED]
-    queue = server.challenge(LONG, limits(2, 9), (4, 4), [add(0, f"r{n}", 2, 2) for n in range(24)], {})
     drawn = [server.drawn(rng, LONG, n, watermark) for n, watermark in ((9, 0), (30, 0), (60, 0), (90, 1))]
-    return [*directed, queue, *drawn]
+    return [*directed, server.queue(LONG), *drawn]
 
 
 def drive(challenge: dict, scheduler_class) -> list[dict]:

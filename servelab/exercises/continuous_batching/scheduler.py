@@ -119,8 +119,7 @@ def challenges(rng: Random) -> list[dict]:
     others = [
         server.challenge(ENDS, limits(1, 8, eos_token_id=id), (4, 4), [add(0, "a", 2, 6)], {"a": 4}) for id in (0, 1, 7)
     ]
-    queue = server.challenge(LONG, limits(2, 9), (4, 4), [add(0, f"r{n}", 2, 2) for n in range(24)], {})
-    long = [queue, *(server.drawn(rng, LONG, n) for n in (8, 30, 90))]
+    long = [server.queue(LONG), *(server.drawn(rng, LONG, n) for n in (8, 30, 90))]
     served = [clock.challenge(TIMES, limits(*most), jobs) for most, jobs in SERVED]
     return [*directed, *others, *served, clock.drawn(rng, TIMES, limits(3, 16), 12), *long]
 

@@ -25,7 +25,7 @@ ROUNDED = 0.03  # bfloat16, of the largest value: each partial sum is rounded to
 ALPHA, BANDWIDTH = 1e-6, 1e9  # of the simulated links: what comes later has a later time
 PHASES = ("forward", "backward", "finish")
 TIMEOUT = 10.0  # seconds for a run that takes milliseconds
-MEMORY, OWN_MEMORY = "kept in memory", "the parameters alone"
+MEMORY = "kept in memory"
 DEEP = 5  # containers and functions within each other, in which tensors are looked for
 LOOKED_AT_APART = {"_parameters", "_buffers", "_modules"}  # attributes of every module
 LIBRARIES = ("torch", "servelab", "numpy", "builtins", "functools", "collections")  # whose functions keep nothing
@@ -200,7 +200,7 @@ def kept(modules: Sequence[Any], given: Given, cut: Iterable[str] = ()) -> str:
     """
     found = _too_much(modules, given, cut)
     whole = given.still_used()
-    return found or (f"the whole {', '.join(whole)} beside the parameters" if whole else OWN_MEMORY)
+    return found or (f"the whole {', '.join(whole)} beside the parameters" if whole else "the parameters alone")
 
 
 def _too_much(modules: Sequence[Any], given: Given, cut: Iterable[str]) -> str:
